@@ -1,7 +1,7 @@
-"""Click logs to trained and served TorchRec models: the public names.
+"""Train and serve TorchRec models from click logs: the public names of the library.
 
-The names are imported on first use: torch, TorchRec and NVTabular take seconds to import, and not
-every machine has them.
+The names are imported on first use, because torch, TorchRec and NVTabular take seconds to import
+and may not be installed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _find_importable_names() -> list[str]:
-    """Return the names whose packages are installed: each extra installs those of some names."""
+    """Return the names whose required packages are installed (by the extras of this package)."""
     from nvt_torchrec.base.versions import UnsupportedStackError
 
     names = ["__version__"]

@@ -15,7 +15,7 @@ import os
 import sys
 import time
 
-from nvt_torchrec.base.errors import exit_status
+from nvt_torchrec.base.errors import run_main
 
 #: Seconds that a rank waits before it reports an error that another rank reports, too, so that the
 #: launcher ends it meanwhile and the error is printed once. A connection is lost because another
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     Args:
         argv: Arguments of the command line; by default those of this process.
     """
-    return exit_status(lambda: _train(sys.argv[1:] if argv is None else argv), _report)
+    return run_main(lambda: _train(sys.argv[1:] if argv is None else argv), _report)
 
 
 def _report(message: str) -> None:

@@ -60,12 +60,12 @@ def is_text(held: pa.DataType) -> bool:
     return is_string or is_bytes
 
 
-def as_bytes(held: pa.DataType) -> pa.DataType:
+def to_bytes_type(held: pa.DataType) -> pa.DataType:
     """Return a type with bytes in the place of text: Python shows no text that is not UTF-8."""
     if pa.types.is_dictionary(held):
-        return as_bytes(held.value_type)
+        return to_bytes_type(held.value_type)
     if is_list(held):
-        return pa.large_list(as_bytes(held.value_type))
+        return pa.large_list(to_bytes_type(held.value_type))
     return pa.large_binary() if is_text(held) else held
 
 
@@ -116,7 +116,7 @@ def strings(values: Sequence[str]) -> pa.StringArray:
     return string_array(offsets, np.frombuffer(data, np.uint8))
 
 
-def blanked(texts: pa.Array, mask: np.ndarray) -> pa.StringArray:
+def blank_texts(texts: pa.Array, mask: np.ndarray) -> pa.StringArray:
     """Return texts with "" where ``mask``, bool [n], is set.
 
     Arrow's own choice between two arrays (``pc.if_else``) would make an array with nulls.

@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
-from nvt_torchrec.base.errors import SettingsError, as_called
-from nvt_torchrec.base.files.validation import strict_json
+from nvt_torchrec.base.errors import SettingsError, adapt_commands
+from nvt_torchrec.base.files.validation import parse_strict_json
 
 T = TypeVar("T")
 _LARGEST = sys.float_info.max
@@ -119,12 +119,12 @@ class Settings:
     LEFT_OUT: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
-        fields = _declared(type(self))
+        fields = _list_declared(type(self))
         for field, rules in fields:
             value = _read(getattr(self, field.name), field, rules)
             object.__setattr__(self, field.name, value)
             if value is not None and not isinstance(value, dict):
-                _check_value(f"{rules.name(field)} {as_text(value)}", value, rules)
+                _check_value(f"{rules.name(field)} {format_value(value)}", value, rules)
         given: dict[str, str] = {}  # by name, the flags with other values than the defaults
         for field, rules in fields:
             value = getattr(self, field.name)
@@ -132,7 +132,7 @@ class Settings:
                 continue
             given[field.name] = rules.name(field)
             if value is not True:
-                given[field.name] += f" {as_text(value)}"
+                given[field.name] += f" {format_value(value)}"
         for field, rules in fields:
             if field.name not in given:
                 continue
@@ -193,14 +193,14 @@ def _check_value(given: str, value: Any, rules: Rules) -> None:
         raise SettingsError(given, f"{subject} must be {allowed}")
 
 
-def as_text(value: Any) -> Any:
+def format_value(value: Any) -> Any:
     """Return a value as it is written after its flag."""
     if isinstance(value, frozenset):
         value = tuple(sorted(value))
     return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
-def _declared(settings_class: type) -> list[tuple[dataclasses.Field, Rules]]:
+def _list_declared(settings_class: type) -> list[tuple[dataclasses.Field, Rules]]:
     """Return the fields that :func:`flag` declares, with their declarations."""
     fields = dataclasses.fields(settings_class)
     return [(field, field.metadata["rules"]) for field in fields if "rules" in field.metadata]
@@ -210,7 +210,9 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are :class:`SettingsError`, and that leaves defaults to dataclasses."""
 
     def __init__(self, **options: Any) -> None:
-        options |= {key: as_called(text) for key, text in options.items() if isinstance(text, str)}
+        options |= {
+            key: adapt_commands(text) for key, text in options.items() if isinstance(text, str)
+        }
         # an abbreviation could mean another flag in a later version
         super().__init__(argument_default=argparse.SUPPRESS, allow_abbrev=False, **options)
 
@@ -224,7 +226,7 @@ class Parser(argparse.ArgumentParser):
         return {name for name in names if name.startswith("--")} - {"--help"}
 
 
-def integers(text: str) -> tuple[int, ...]:
+def parse_integers(text: str) -> tuple[int, ...]:
     """Parse ``"512,256"`` into (512, 256)."""
     try:
         return tuple(int(part) for part in text.split(","))
@@ -234,19 +236,19 @@ def integers(text: str) -> tuple[int, ...]:
         ) from None
 
 
-def words(text: str) -> tuple[str, ...]:
+def parse_words(text: str) -> tuple[str, ...]:
     """Parse ``"a,b"`` into ("a", "b")."""
     parts = [part.strip() for part in text.split(",")]
     return tuple(part for part in parts if part)
 
 
-def key_value(text: str) -> tuple[str, Any]:
+def parse_key_value(text: str) -> tuple[str, Any]:
     """Parse ``"layers=[64,32]"`` into ("layers", [64, 32]); a value that is not JSON is text."""
     key, equals, value = text.partition("=")
     if not key.isidentifier() or not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
     try:
-        return key, strict_json(value)
+        return key, parse_strict_json(value)
     except ValueError:
         return key, value
 
@@ -272,9 +274,9 @@ _TYPES: dict[Any, tuple[Callable[[str], Any], str]] = {
     float: (float, "X"),
     str: (str, "TEXT"),
     Path: (_path, "PATH"),
-    tuple[int, ...]: (integers, "N,N,…"),
-    tuple[str, ...]: (words, "A,B,…"),
-    Mapping[str, Any]: (key_value, "KEY=VALUE"),
+    tuple[int, ...]: (parse_integers, "N,N,…"),
+    tuple[str, ...]: (parse_words, "A,B,…"),
+    Mapping[str, Any]: (parse_key_value, "KEY=VALUE"),
 }
 
 
@@ -283,7 +285,7 @@ def add_arguments(parser: Parser, *settings_classes: type) -> None:
     groups: dict[str, Any] = {"": parser}
     for settings_class in settings_classes:
         hints = typing.get_type_hints(settings_class)
-        for field, rules in _declared(settings_class):
+        for field, rules in _list_declared(settings_class):
             if rules.group not in groups:
                 groups[rules.group] = parser.add_argument_group(rules.group)
             _add(groups[rules.group], field, rules, hints[field.name])
@@ -297,8 +299,8 @@ def _add(group: Any, field: dataclasses.Field, rules: Rules, hint: Any) -> None:
     default = None if is_computed or hint not in _TYPES else field.default
     text = rules.text
     if default not in (dataclasses.MISSING, None, "", ()) and "default" not in text:
-        text += f" (default: {as_text(default)})"
-    text = as_called(text).replace("%", "%%")
+        text += f" (default: {format_value(default)})"
+    text = adapt_commands(text).replace("%", "%%")
     if hint is bool:  # there is also --no-NAME, unless it is what holds without the flag
         action = "store_true" if field.default is False else argparse.BooleanOptionalAction
         group.add_argument(f"--{field.name}", action=action, help=text)
@@ -340,13 +342,13 @@ def parse(
     names = [text.split("=")[0] for text in argv if re.match("-+[A-Za-z]", text)]
     known = parser.flags() | {"-h", "--help"}
     foreign = _foreign_flags(settings_classes)
-    _refuse({name: _instead(name, parser, foreign) for name in names if name not in known})
+    _refuse({name: _suggest_flag(name, parser, foreign) for name in names if name not in known})
     args, unexpected = parser.parse_known_args(argv)
     _refuse(dict.fromkeys(unexpected, f"see: {parser.prog} --help"))
     parsed = []
     for settings_class in settings_classes:
         given = {}
-        for field, _ in _declared(settings_class):
+        for field, _ in _list_declared(settings_class):
             if hasattr(args, field.name):  # else the dataclass has the default
                 given[field.name] = getattr(args, field.name)
         parsed.append(settings_class(**given))
@@ -370,7 +372,7 @@ def _foreign_flags(settings_classes: Sequence[type[Settings]]) -> dict[str, str]
         page = settings_class.OTHER_PROGRAMS
         for flag_name in settings_class.LEFT_OUT:
             instead[flag_name] = f"it is left out here; {page} says why, or what to use"
-        for field, rules in _declared(settings_class):
+        for field, rules in _list_declared(settings_class):
             for alias in rules.aliases:
                 theirs, _, value = alias.partition(" ")
                 ours = f"{rules.name(field)} {value}".rstrip()
@@ -378,7 +380,7 @@ def _foreign_flags(settings_classes: Sequence[type[Settings]]) -> dict[str, str]
     return instead
 
 
-def _instead(name: str, parser: Parser, foreign: Mapping[str, str]) -> str:
+def _suggest_flag(name: str, parser: Parser, foreign: Mapping[str, str]) -> str:
     """Say what to use instead of an unknown flag.
 
     Args:

@@ -72,7 +72,7 @@ class Device:
         blocks = -(-threads // _BLOCK_THREADS)
         kernel[blocks, _BLOCK_THREADS, stream](*converted)
 
-    def pinned(self, size: int) -> np.ndarray:
+    def allocate_pinned(self, size: int) -> np.ndarray:
         """Return memory of the host from which copies to the card run by themselves: uint8."""
         import cupyx
 
@@ -167,7 +167,7 @@ def device_errors(remedy: str) -> Iterator[None]:
         raise DeviceError(f"the GPU failed: {type(error).__name__}: {error}", remedy) from error
 
 
-def difference(
+def find_difference(
     device: Callable[[], Mapping[str, np.ndarray]],
     host: Mapping[str, np.ndarray],
     tolerance: float = 0.0,

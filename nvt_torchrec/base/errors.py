@@ -32,7 +32,7 @@ _PROGRAMS = {
 IS_CHECKOUT = (Path(__file__).parents[2] / "requirements").is_dir()
 
 
-def as_called(text: str) -> str:
+def adapt_commands(text: str) -> str:
     """Name the programs in a text as they are started here: as in a checkout, or installed."""
     if not IS_CHECKOUT or Path("".join(sys.argv[:1])).name.startswith("nvt-"):
         for program, command in _PROGRAMS.items():
@@ -50,8 +50,8 @@ class ClickLogError(Exception):
 
     def __init__(self, what: str, remedy: str = "") -> None:
         super().__init__(what, remedy)  # both in args, so that it survives pickling by Dask
-        self.what = as_called(what)
-        self.remedy = as_called(remedy)
+        self.what = adapt_commands(what)
+        self.remedy = adapt_commands(remedy)
 
     def __str__(self) -> str:
         return f"{self.what}\n  -> {self.remedy}" if self.remedy else self.what
@@ -82,26 +82,24 @@ class OutputError(ClickLogError):
 
 
 def run_command(main: Callable[[], int | None]) -> int:
-    """Run a command line's ``main``, with its messages on stderr; see :func:`exit_status`."""
+    """Run a command line's ``main``, with its messages on stderr; see :func:`run_main`."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     for name in OUR_LOGGERS:
         logging.getLogger(name).setLevel(logging.INFO)
-    return exit_status(main)
+    return run_main(main)
 
 
 def end_process(status: int) -> NoReturn:
     """End this process without freeing its memory, which takes up to half a second after a run.
 
     What is registered with ``atexit`` is called; output must have been flushed, as by
-    :func:`exit_status`.
+    :func:`run_main`.
     """
     atexit._run_exitfuncs()
     os._exit(status)
 
 
-def exit_status(
-    main: Callable[[], int | None], report: Callable[[str], object] | None = None
-) -> int:
+def run_main(main: Callable[[], int | None], report: Callable[[str], object] | None = None) -> int:
     """Run ``main`` and return its exit status; report expected errors in one message.
 
     Args:

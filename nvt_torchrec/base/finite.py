@@ -9,21 +9,21 @@ from collections.abc import Iterator
 from typing import Any
 
 
-def flat(state: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(state: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the tensors of nested dicts, named as torch.distributed.checkpoint names them."""
     for key, value in state.items():
         if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
 
-def not_finite(state: dict[str, Any]) -> str:
+def find_not_finite(state: dict[str, Any]) -> str:
     """Return the name of a floating-point tensor with a NaN or an infinity; "" if there is none.
 
     Of a sharded tensor this process's shards are checked.
     """
-    for name, tensor in flat(state):
+    for name, tensor in flatten(state):
         parts = [tensor]
         if hasattr(tensor, "local_shards"):
             parts = [shard.tensor for shard in tensor.local_shards()]

@@ -91,7 +91,7 @@ def finish_murmur3(hashed, length):
 
 
 @numba.njit(forceinline=True)
-def murmur3_of_int(value):
+def hash_murmur3_int(value):
     """Hash one int64, in compiled code."""
     bits = np.uint64(value)
     hashed = _mix(np.uint32(0), np.uint32(bits & np.uint64(0xFFFFFFFF)))
@@ -99,7 +99,7 @@ def murmur3_of_int(value):
 
 
 @numba.njit(forceinline=True)
-def murmur3_of_bytes(data, at, end):
+def hash_murmur3_bytes(data, at, end):
     """Hash the bytes ``data[at:end]``, in compiled code."""
     length = end - at
     hashed = np.uint32(0)
@@ -122,7 +122,7 @@ def _hash_ints(values):
     """Hash int64 [n]; uint32 [n]."""
     hashes = np.empty(len(values), np.uint32)
     for i in range(len(values)):
-        hashes[i] = murmur3_of_int(values[i])
+        hashes[i] = hash_murmur3_int(values[i])
     return hashes
 
 
@@ -131,5 +131,5 @@ def _hash_strings(offsets, data):
     """Hash the texts that :func:`base.arrays.string_parts` returns, [n]; uint32 [n]."""
     hashes = np.empty(len(offsets) - 1, np.uint32)
     for i in range(len(hashes)):
-        hashes[i] = murmur3_of_bytes(data, offsets[i], offsets[i + 1])
+        hashes[i] = hash_murmur3_bytes(data, offsets[i], offsets[i + 1])
     return hashes

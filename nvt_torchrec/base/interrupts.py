@@ -37,7 +37,7 @@ _NO_MEMORY = (
 _interrupted = False
 
 
-def expected_end(error: BaseException) -> tuple[int, str] | None:
+def classify_end(error: BaseException) -> tuple[int, str] | None:
     """Return exit status and message of an error that is not a defect; None for a defect.
 
     The message is "" if nothing is to be printed.
@@ -47,7 +47,7 @@ def expected_end(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, BrokenPipeError) and not _is_read():
         return PIPE_CLOSED, ""
     if is_out_of_memory(error):
-        return OUT_OF_MEMORY, _memory_message(error)
+        return OUT_OF_MEMORY, _format_memory_message(error)
     if isinstance(error, OSError) and error.errno in _REMEDIES:
         what = f"{error.filename or 'the output'}: {error.strerror}"
         return DISK_FULL, f"error: {what}\n  -> {_REMEDIES[error.errno]}"
@@ -56,7 +56,7 @@ def expected_end(error: BaseException) -> tuple[int, str] | None:
 
 def report_end(error: BaseException, report: Callable[[str], object]) -> int | None:
     """Report an error that is not a defect; return the exit status, None for a defect."""
-    end = expected_end(error)
+    end = classify_end(error)
     if end is None:
         return None
     status, message = end
@@ -85,7 +85,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def _memory_message(error: BaseException) -> str:
+def _format_memory_message(error: BaseException) -> str:
     """Return the message about too little memory, with the limit of the shell and the reason."""
     what = "out of memory"
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)

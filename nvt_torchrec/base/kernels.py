@@ -126,7 +126,7 @@ def _collect(function: FunctionType, seen: set[FunctionType], parts: set[str]) -
         return
     seen.add(function)
     parts.add(_digest(function.__code__.co_filename))
-    for name, value in named(function):
+    for name, value in list_named_globals(function):
         # a function called by a kernel, or one that generates a kernel's instructions
         called = getattr(value, "py_func", None) or getattr(value, "_defn", None)
         if called is not None:
@@ -138,7 +138,7 @@ def _collect(function: FunctionType, seen: set[FunctionType], parts: set[str]) -
             parts.add(f"{name} {value!r}")
 
 
-def named(function: FunctionType) -> Iterator[tuple[str, Any]]:
+def list_named_globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the globals that a function names, also in functions and loops within it.
 
     For a module of the function's own package, yield what the function names of that module.

@@ -92,7 +92,7 @@ def parse_integers(
         numbers = cast(texts, ~plain, pa.int64())
         for row in np.flatnonzero(~plain & ~missing).tolist():
             text = texts[row].as_py()
-            number = exact(text) if read.lenient or re.fullmatch(rb"-?[0-9]+", text) else None
+            number = parse_exact(text) if read.lenient or re.fullmatch(rb"-?[0-9]+", text) else None
             if number is None or number != number.to_integral_value():
                 code[row] = SYNTAX
             elif minimum <= number <= maximum:
@@ -104,7 +104,7 @@ def parse_integers(
     return ParsedText(numbers.astype(dtype), missing, code)
 
 
-def exact(text: bytes, shift: int = 0) -> decimal.Decimal | None:
+def parse_exact(text: bytes, shift: int = 0) -> decimal.Decimal | None:
     """Return a decimal number times ten to the power of ``shift``; None if the text is none."""
     if not _DECIMAL.fullmatch(text):
         return None

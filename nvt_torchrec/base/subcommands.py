@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from nvt_torchrec.base.command_line import Parser, parse
-from nvt_torchrec.base.errors import as_called
+from nvt_torchrec.base.errors import adapt_commands
 
 
 def run_subcommand(
@@ -38,12 +38,12 @@ def run_subcommand(
         try:
             return module.run(*parse(parser, argv[1:], *module.SETTINGS))
         except ModuleNotFoundError as error:
-            from nvt_torchrec.base.versions import missing_package
+            from nvt_torchrec.base.versions import make_missing_error
 
-            raise missing_package(error, path) from error
+            raise make_missing_error(error, path) from error
     parser = Parser(prog=prog, description=description)
     listed = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (_, text) in commands.items():
-        listed.add_parser(name, help=as_called(text))
+        listed.add_parser(name, help=adapt_commands(text))
     parser.parse_args(argv)
     return None

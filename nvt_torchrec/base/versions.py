@@ -60,7 +60,7 @@ class UnsupportedStackError(ClickLogError, ImportError):
 
 
 @functools.cache  # to read and parse a package's metadata takes milliseconds
-def installed_version(name: str) -> str | None:
+def find_installed_version(name: str) -> str | None:
     """Return the version of an installed package, or None, without importing it."""
     try:
         return metadata.version(name)
@@ -77,10 +77,10 @@ def import_name(module: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
-        raise missing_package(error, module) from None
+        raise make_missing_error(error, module) from None
 
 
-def missing_package(error: ModuleNotFoundError, module: str) -> ImportError:
+def make_missing_error(error: ModuleNotFoundError, module: str) -> ImportError:
     """Return the error for a package that is not installed; for a module of ours, the same one.
 
     Args:
@@ -92,13 +92,13 @@ def missing_package(error: ModuleNotFoundError, module: str) -> ImportError:
         return error
     extras = _EXTRAS | {"torch": _TORCH_EXTRAS.get(module.split(".")[1], "")}
     extra = extras.get(package)
-    remedy = f"run `{_find_install_command(installed_version)}`"
+    remedy = f"run `{_find_install_command(find_installed_version)}`"
     if extra and not IS_CHECKOUT:  # the lock files of a checkout have the packages of all extras
         remedy = f"run `pip install '{_PACKAGE}[{extra}]'`"
     return UnsupportedStackError(f"the package {package} is not installed", remedy)
 
 
-def check_training_stack(version: VersionLookup = installed_version) -> None:
+def check_training_stack(version: VersionLookup = find_installed_version) -> None:
     """Raise :class:`UnsupportedStackError` unless PyTorch, FBGEMM and TorchRec match each other."""
     fbgemm = FBGEMM_CPU if version(FBGEMM_CPU) else "fbgemm-gpu"
     names = ("torch", fbgemm, "torchrec")
@@ -116,7 +116,7 @@ def check_training_stack(version: VersionLookup = installed_version) -> None:
     raise _make_error(installed, supported, install)
 
 
-def check_etl_stack(version: VersionLookup = installed_version) -> None:
+def check_etl_stack(version: VersionLookup = find_installed_version) -> None:
     """Raise :class:`UnsupportedStackError` unless ``nvt_compat`` supports the installed packages.
 
     The packages are NVTabular, Merlin, Dask, pandas and NumPy, and RAPIDS where it is installed.
@@ -163,10 +163,10 @@ def _make_error(
 def _find_install_command(version: VersionLookup) -> str:
     """Return the command that installs the packages of the kind that is installed now."""
     kind = "gpu" if version("fbgemm-gpu") or version("cudf-cu13") else "cpu"
-    return install_command(kind)
+    return make_install_command(kind)
 
 
-def install_command(kind: str) -> str:
+def make_install_command(kind: str) -> str:
     """Return the command that installs the packages of ``cpu`` or ``gpu``."""
     if not IS_CHECKOUT:
         return f"pip install '{_PACKAGE}[{kind}]' && pip install --no-deps {_APART}"

@@ -1,7 +1,7 @@
-"""One object from a frame to probabilities: guess, ETL, training and inference in one process.
+"""A scikit-learn estimator: from a frame to probabilities, in one process.
 
-``ClickModel`` follows scikit-learn's conventions. It is imported on first use, because it needs
-scikit-learn, which nothing else here does.
+``ClickModel`` guesses a feature spec, runs the ETL, trains and predicts. It is imported on first
+use, because only it needs scikit-learn.
 """
 
 from __future__ import annotations

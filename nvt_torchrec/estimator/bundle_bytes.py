@@ -1,4 +1,4 @@
-"""Pack a bundle into bytes, which a pickle of a fitted estimator holds, and unpack it."""
+"""Pack a bundle into bytes for the pickle of a fitted estimator, and unpack it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def pack_bundle(bundle: Path) -> bytes:
 
 
 def unpack_bundle(packed: bytes, bundle: Path) -> None:
-    """Write the files of :func:`pack_bundle` into a new directory, and none outside of it."""
-    # No tar archive: Python 3.11.3 and older cannot keep its files inside of the directory.
+    """Extract the result of :func:`pack_bundle` to a new directory, and no file outside of it."""
+    # A zip archive, because Python 3.11.3 and older cannot confine a tar archive to the directory.
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         archive.extractall(bundle)

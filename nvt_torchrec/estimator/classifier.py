@@ -1,4 +1,4 @@
-"""``ClickModel``: a frame in, probabilities out, by scikit-learn's conventions."""
+"""``ClickModel``, an estimator that follows scikit-learn's conventions."""
 
 from __future__ import annotations
 
@@ -30,48 +30,49 @@ from nvt_torchrec.estimator.input_table import has_columns, make_table, matrix_t
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.models.registry import DEFAULT_MODEL
 
-#: The fewest rows: one each for train, valid and test.
+#: The minimum number of rows: one each for train, valid and test.
 _MIN_ROWS = 3
-#: The label's column where it has no name.
+#: The default name of the label's column.
 _LABEL = "label"
-#: How the names of temporary folders begin.
+#: The prefix of the names of temporary folders.
 _TEMPORARY = "click-model-"
 
 
 class ClickModel(ClassifierMixin, BaseEstimator):
-    """A click-through-rate model as a binary classifier of scikit-learn.
+    """A click-through-rate model as a binary classifier for scikit-learn.
 
-    :meth:`fit` writes a feature spec, runs the ETL, trains and makes a bundle, as the commands
-    ``nvt-etl guess``, ``nvt-etl run``, ``nvt-train`` and ``nvt-infer bundle`` do, in one folder:
-    ``log.parquet``, ``spec.toml``, ``OUT``, ``CKPT``, ``LOG`` and ``BUNDLE``. These commands can go
-    on with it.
+    :meth:`fit` guesses a feature spec, runs the ETL, trains a model and makes a bundle, like the
+    commands ``nvt-etl guess``, ``nvt-etl run``, ``nvt-train`` and ``nvt-infer bundle``. It writes
+    their files to one folder: ``log.parquet``, ``spec.toml``, ``OUT``, ``CKPT``, ``LOG`` and
+    ``BUNDLE``. All commands work with this folder.
 
     Args:
         spec: The feature spec: a path or name as for ``nvt-etl run --spec``, or the keys of such a
-            file as a dict. None: it is guessed from the rows.
+            file as a dict. None: guess it from the rows.
         model: A model of this project or MODULE:FUNCTION, as for ``nvt-train --model``.
-        events: Whether a guessed spec counts what happened before a row (docs/events.md).
-        valid: The share of the rows for validation, on which training stops. None: 0.1, or, where
-            the rows have a time, what comes before test.
-        test: The share of the rows for test, on which ``metrics_`` are measured; likewise.
-        folder: The folder of the fit, with which other commands go on. It must be absent, empty, or
-            that of an earlier fit, which is replaced. None: a temporary folder, which is deleted
-            with the estimator.
+        events: Whether a guessed spec includes features of the events before a row
+            (docs/events.md).
+        valid: The share of rows for validation, which decides when training stops. If the rows have
+            a time, these are the rows before those of test. None: about 0.1.
+        test: The share of rows for test, on which ``metrics_`` are measured. If the rows have a
+            time, these are the last rows. None: about 0.1.
+        folder: The folder of the fit. It must not exist, be empty, or be the folder of an earlier
+            fit, which is replaced. None: a temporary folder, which is deleted with the estimator.
         random_state: The seed of the training: an integer, None or a NumPy ``RandomState``.
-        verbose: 1: show the log of the steps on stderr.
-        settings: Further settings of the training, fields of ``TrainSettings``:
-            ``{"epochs": 3, "embedding_dim": 32}``.
+        verbose: 1 shows the log of the steps on stderr; 0 does not.
+        settings: Additional settings of the training, which are fields of ``TrainSettings``, for
+            example ``{"epochs": 3, "embedding_dim": 32}``.
 
     Attributes:
-        classes_: The two classes; the second is the one whose probability the model predicts. Of
-            labels that are read by a spec, 0 and 1.
-        feature_names_in_: The columns of X without the label's, if they have names.
-        n_features_in_: How many columns there are.
-        metrics_: The metrics of valid and test, by split, as ``nvt-train --json`` prints them.
-        baselines_: Those of the logistic regression and of boosted trees, by split and name.
-        pages_: The paths of the pages of the data and of the training.
-        folder_: The folder.
-        predictor_: Scores rows; see :class:`inference.predictor.Predictor`.
+        classes_: The two classes. The model predicts the probability of the second. If a spec reads
+            the label, they are 0 and 1.
+        feature_names_in_: The names of the columns of X without the label, if X has names.
+        n_features_in_: The number of these columns.
+        metrics_: The metrics on valid and test by split, as in ``nvt-train --json``.
+        baselines_: The metrics of the logistic regression and of boosted trees, by split and name.
+        pages_: The paths of the report pages of the data and of the training.
+        folder_: The folder of the fit.
+        predictor_: The :class:`inference.predictor.Predictor` that scores rows.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class ClickModel(ClassifierMixin, BaseEstimator):
         self.settings = settings
 
     def __sklearn_tags__(self) -> Any:
-        """Return what scikit-learn asks of an estimator: two classes, and values may be missing."""
+        """Return the estimator's tags: two classes only, and values may be missing."""
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_class = False
         tags.input_tags.allow_nan = True
@@ -108,21 +109,21 @@ class ClickModel(ClassifierMixin, BaseEstimator):
         """Fit a model.
 
         Args:
-            X: A frame of pandas or Polars, an Arrow table, a dict of columns, or a matrix of
-                numbers. Missing values are None, NaN or NA.
-            y: The labels, of two values; the larger one is predicted. X then consists of features
-                alone, and none of them is left out for giving the label away.
-            label: Instead of y, the label's column in X. Then X is a log: columns that give the
-                label away are left out, with a warning. None: the label of the spec, or one that is
-                found.
+            X: A pandas or Polars frame, an Arrow table, a dict of columns, or a matrix of numbers.
+                Missing values are None, NaN or NA.
+            y: The labels, which have two distinct values; the probability of the larger one is
+                predicted. All columns of X are then features, even those that give the label away.
+            label: The column of X that is the label, instead of y. X is then treated as a log:
+                columns that give the label away are left out, with a warning. None: the label of
+                the spec, or a guessed one.
 
         Returns:
             The estimator.
 
         Raises:
-            ClickLogError: A value cannot be read, or a parameter is wrong; the message has the
+            ClickLogError: A value cannot be read or a parameter is invalid. The message contains a
                 remedy.
-            ValueError: X or y is not what scikit-learn takes.
+            ValueError: X or y does not pass scikit-learn's checks.
         """
         spec = None if self.spec is None else open_spec(self.spec)
         shares = {}
@@ -154,23 +155,25 @@ class ClickModel(ClassifierMixin, BaseEstimator):
         if has_columns(X):
             self.feature_names_in_ = np.array(names, dtype=object)
         self.classes_ = classes
-        self.metrics_, self.baselines_ = result.metrics, result.baselines
+        self.metrics_ = result.metrics
+        self.baselines_ = result.baselines
         self.pages_ = {"data": folder.output.report, "training": folder.training_page}
         self._open(folder, temporary=self.folder is None)
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
-        """Return the probabilities [rows, 2] of ``classes_``.
+        """Return the probabilities of ``classes_``, float64 [rows, 2].
 
         Args:
-            X: Rows as in :meth:`fit`. Columns are found by name, and further ones are ignored; a
-                matrix has the columns of ``feature_names_in_``, in their order.
+            X: Rows, in one of the types of :meth:`fit`. Columns are found by name, and additional
+                columns are ignored. The columns of a matrix must be those of :meth:`fit`, in the
+                same order.
 
         Raises:
             NotFittedError: The estimator is not fitted.
-            SchemaError: A column is missing, or has a type that cannot hold its raw type.
-            InvalidRowError: A column cannot hold a value.
-            ValueError: A matrix has other columns.
+            SchemaError: A column is missing or has a type that does not match the spec.
+            InvalidRowError: A value does not match the spec.
+            ValueError: A matrix has a different number of columns than in :meth:`fit`.
         """
         check_is_fitted(self)
         if has_columns(X) and hasattr(self, "feature_names_in_"):
@@ -181,23 +184,30 @@ class ClickModel(ClassifierMixin, BaseEstimator):
         return np.column_stack([1 - clicked, clicked])
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
-        """Return the class [rows] that is more probable; see :meth:`predict_proba`."""
+        """Return the more probable class of each row, [rows].
+
+        Args:
+            X: Rows, as for :meth:`predict_proba`, which raises the same errors.
+        """
         clicked = self.predict_proba(X)[:, 1]
         return self.classes_[(clicked > 0.5).astype(np.int64)]
 
     def save(self, path: str | Path) -> None:
-        """Copy the bundle, which ``Predictor.load(path)`` and ``nvt-infer serve --bundle`` open.
+        """Save the bundle, which ``Predictor.load(path)`` and ``nvt-infer serve --bundle`` open.
+
+        Args:
+            path: The directory to create.
 
         Raises:
             NotFittedError: The estimator is not fitted.
-            OutputError: ``path`` exists, or cannot be written.
+            OutputError: ``path`` exists or cannot be written.
         """
         check_is_fitted(self)
         with new_directory(Path(path)) as directory:
             shutil.copytree(FitFolder(self.folder_).bundle, directory, dirs_exist_ok=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy: its parameters, and its bundle as bytes."""
+        """Return the state to pickle: the attributes, with the bundle as bytes."""
         state = dict(super().__getstate__())
         if "predictor_" in state:
             for name in ("_delete", "folder_", "pages_"):
@@ -206,7 +216,7 @@ class ClickModel(ClassifierMixin, BaseEstimator):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy, whose temporary folder has the bundle alone."""
+        """Restore a pickled state, with a temporary folder that contains only the bundle."""
         packed = state.pop("predictor_", None)
         super().__setstate__(state)
         if packed is not None:
@@ -215,13 +225,13 @@ class ClickModel(ClassifierMixin, BaseEstimator):
             self._open(folder, temporary=True)
 
     def _choose_seed(self) -> int:
-        """Return the seed of the training that ``random_state`` stands for."""
+        """Return the seed of the training, from ``random_state``."""
         if isinstance(self.random_state, int | np.integer):
             return int(self.random_state)
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
     def _take_features(self, X: Any, y: Any, label: str | None) -> pa.Table:  # noqa: N803
-        """Return X as a table, with its label if it is there."""
+        """Convert X, including its label column if it has one, to a table."""
         if label is not None and y is not None:
             raise SettingsError("y and label are both given", "give one: label is a column of X")
         if not has_columns(X):
@@ -243,7 +253,10 @@ class ClickModel(ClassifierMixin, BaseEstimator):
         return table
 
     def _take_matrix(self, X: Any, *, reset: bool) -> pa.Table:  # noqa: N803
-        """Return a matrix of numbers as a table, after scikit-learn's checks."""
+        """Convert a matrix of numbers to a table, after scikit-learn's checks.
+
+        ``reset`` means that this matrix determines the number of features.
+        """
         matrix = validate_data(
             self,
             X,
@@ -258,7 +271,7 @@ class ClickModel(ClassifierMixin, BaseEstimator):
     def _take_labels(
         self, y: Any, table: pa.Table, fit: FitSettings
     ) -> tuple[FitSettings, pa.Table, np.ndarray]:
-        """Return the settings and the table with labels that were given, and their classes [2]."""
+        """Add the labels ``y`` to the table; return the settings, the table and the classes [2]."""
         values = column_or_1d(y, warn=True)
         assert_all_finite(values, input_name="y")
         if len(values) != table.num_rows:
@@ -272,7 +285,7 @@ class ClickModel(ClassifierMixin, BaseEstimator):
         classes, codes = np.unique(values, return_inverse=True)
         if len(classes) < 2:
             raise ValueError(
-                f"y is all of one class, {classes[0]!r}: a model learns from rows of both"
+                f"y has only one class, {classes[0]!r}: a model needs rows of both classes"
             )
         if fit.spec is not None:
             [name] = fit.spec.field_sources(fit.spec.label)
@@ -283,7 +296,7 @@ class ClickModel(ClassifierMixin, BaseEstimator):
 
     @contextlib.contextmanager
     def _make_folder(self) -> Iterator[FitFolder]:
-        """Yield the folder of a fit; a temporary one is deleted if the fit fails."""
+        """Yield the folder of a fit; delete a temporary one if the fit fails."""
         if self.folder is not None:
             folder = FitFolder(Path(self.folder).absolute())
             folder.clear()
@@ -297,9 +310,9 @@ class ClickModel(ClassifierMixin, BaseEstimator):
             raise
 
     def _open(self, folder: FitFolder, *, temporary: bool) -> None:
-        """Score with the bundle of a folder from now on.
+        """Use the bundle of a folder for predictions from now on.
 
-        A temporary folder is deleted when the estimator is, or when it is fitted again.
+        A temporary folder is deleted with the estimator, or when the estimator is fitted again.
         """
         from nvt_torchrec.inference.predictor import Predictor
 
@@ -314,16 +327,16 @@ class ClickModel(ClassifierMixin, BaseEstimator):
 
 
 def _name_label(y: Any, table: pa.Table) -> str:
-    """Return the name of the column for labels that were given: y's own, or a free one.
+    """Return a name for the column of the labels ``y``: y's own name, or an unused one.
 
     Raises:
-        SettingsError: X has a column of y's name.
+        SettingsError: X has a column with y's name.
     """
     given = getattr(y, "name", None)
     if given in table.column_names:
         raise SettingsError(
-            f"X has a column {given}, and y is named so: it would give the label away",
-            f"leave it out of X; or give label={given!r} in the place of y",
+            f"X has a column {given}, which is also the name of y: it would give the label away",
+            f"remove it from X, or give label={given!r} instead of y",
         )
     name = given if isinstance(given, str) and given else _LABEL
     while name in table.column_names:
@@ -333,7 +346,7 @@ def _name_label(y: Any, table: pa.Table) -> str:
 
 @contextlib.contextmanager
 def _show_log(verbose: int) -> Iterator[None]:
-    """Show the log of the steps meanwhile: where the program's own log goes, or on stderr."""
+    """Show the log of the steps inside the context, by the program's log handlers or on stderr."""
     if not verbose:
         yield
         return

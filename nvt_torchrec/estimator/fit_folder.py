@@ -1,4 +1,4 @@
-"""The folder of a fit: the outputs of the commands, by the names that the documentation uses."""
+"""The folder of a fit, which contains the outputs of the commands under their documented names."""
 
 from __future__ import annotations
 
@@ -24,57 +24,57 @@ class FitFolder:
 
     @property
     def log(self) -> Path:
-        """The rows that were fitted, as parquet: what ``nvt-etl run`` reads."""
+        """The rows of the fit as a parquet file, which the ETL reads."""
         return self.root / "log.parquet"
 
     @property
     def spec(self) -> Path:
-        """The guessed spec, with the reasons as comments; absent if a spec was given."""
+        """The guessed spec with comments that explain it; absent if the caller gave a spec."""
         return self.root / "spec.toml"
 
     @property
     def output(self) -> EtlOutput:
-        """What ``nvt-etl run`` writes."""
+        """The output of the ETL (``nvt-etl run``)."""
         return EtlOutput(self.root / "OUT")
 
     @property
     def checkpoint(self) -> Path:
-        """What ``nvt-train`` writes."""
+        """The checkpoint of the training (``nvt-train``)."""
         return self.root / "CKPT"
 
     @property
     def training_log(self) -> Path:
-        """The log of ``nvt-train``."""
+        """The logs of the training (``nvt-train``)."""
         return self.root / "LOG"
 
     @property
     def training_page(self) -> Path:
-        """The page of ``nvt-train``."""
+        """The report page of the training (``nvt-train``)."""
         return self.training_log / REPORT_FILE
 
     @property
     def bundle(self) -> Path:
-        """What ``nvt-infer bundle`` writes."""
+        """The bundle (``nvt-infer bundle``)."""
         return self.root / "BUNDLE"
 
     def clear(self) -> None:
-        """Make the folder, or delete what an earlier fit left in it.
+        """Make the folder, or delete the files of an earlier fit in it.
 
         Raises:
-            OutputError: It holds something else, or cannot be written.
+            OutputError: The folder contains other files or cannot be written.
         """
         own = [self.log, self.spec, self.output.root, self.checkpoint]
         own += [self.training_log, self.bundle]
         with output_errors(self.root, "choose a writable folder"):
             self.root.mkdir(parents=True, exist_ok=True)
-            # Nothing is deleted that took work of its own, such as a day that was added, or a
-            # checkpoint that continues this one.
+            # Keep the results of other work, such as an added day, or a checkpoint that continues
+            # this one.
             others = sorted(path.name for path in self.root.iterdir() if path not in own)
             if others or (self.output.root / PREVIOUS).exists():
                 found = ", ".join(others[:5]) or f"days added to {self.output.root}"
                 raise OutputError(
-                    f"{self.root}: holds what no fit has written: {found}",
-                    "choose another folder, or remove it first",
+                    f"{self.root}: contains files that no fit has written: {found}",
+                    "choose another folder, or remove this one first",
                 )
             for path in own:
                 if path.is_dir():

@@ -1,4 +1,4 @@
-"""The steps of a fit: spec, ETL, training, bundle, each by the function that its command calls."""
+"""The steps of a fit (spec, ETL, training, bundle), by the functions that the commands call."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The rows of a row group of the log. The ETL's threads take a row group each.
+#: The number of rows of a row group of the log. Each thread of the ETL reads one row group.
 _ROW_GROUP_ROWS = 1 << 17
-#: How many seeds of a split are tried at most.
+#: The maximum number of seeds tried for a split.
 _MAX_SEEDS = 1000
-#: How many rows are hashed for that at most.
+#: The maximum total number of rows hashed while seeds are tried.
 _MAX_HASHED = 10_000_000
 #: The settings of the trainer that a fit sets itself.
 _OWN_SETTINGS = (
@@ -54,29 +54,29 @@ _OWN_SETTINGS = (
     "save_checkpoint_path",
     "log_path",
 )
-#: How many columns a warning lists.
+#: The maximum number of columns that a warning lists.
 _MAX_SHOWN = 20
 #: The remedy for a label that is neither 0 nor 1.
 _LABEL_REMEDY = (
-    "leave rows without a label out; say which values are 1 by y instead, such as X[{column!r}] >= "
-    "4, with the column left out of X; or by a spec that has threshold or positive in [label]"
+    "remove rows without a label; give y, such as X[{column!r}] >= 4, and remove the column from "
+    "X; or give a spec with threshold or positive in [label]"
 )
 
-#: It adds filters of warnings, for which once is enough.
+#: ``prepare_torch``, called only once per process, because it adds filters of warnings.
 _prepare_torch = functools.cache(prepare_torch)
 
 
 @dataclasses.dataclass(frozen=True)
 class FitSettings:
-    """How a model is fitted; see :class:`estimator.classifier.ClickModel`.
+    """The settings of a fit, from the parameters of :class:`estimator.classifier.ClickModel`.
 
     Attributes:
-        spec: A feature spec; None: it is guessed.
-        label: The label's column; "": the spec's, or one that is guessed.
-        shares: The shares of valid and test that were given.
-        events: Whether a guessed spec counts what happened before a row.
-        chosen: Whether the caller has chosen the features: all columns but the label, even those
-            that give the label away.
+        spec: A feature spec; None to guess it.
+        label: The column of the label; "" for the label of the spec or a guessed one.
+        shares: The given shares of valid and test.
+        events: Whether a guessed spec includes features of the events before a row.
+        chosen: Whether the caller has chosen the features, so that all columns except the label are
+            used, even those that give the label away.
         model: A value of ``--model``.
         seed: The seed of the training.
         training: Fields of :class:`TrainSettings`.
@@ -98,28 +98,29 @@ class FitSettings:
                 raise SettingsError(f"settings: {name} is set by fit", "leave it out")
             if name not in known:
                 raise SettingsError(
-                    f"settings: {name!r} is no setting of nvt-train", did_you_mean(name, known)
+                    f"settings: {name!r} is not a setting of nvt-train", did_you_mean(name, known)
                 )
         if self.spec is None:
             return
         if self.shares:
             raise SettingsError(
-                f"{' and '.join(self.shares)} beside a spec", "write [split] into the spec"
+                f"{' and '.join(self.shares)} given together with a spec",
+                "set the shares in [split] of the spec",
             )
         if self.label and self.label not in self.spec.labels:
             raise SettingsError(
-                f"label {self.label!r} is none of the spec",
+                f"label {self.label!r} is not a label of the spec",
                 did_you_mean(self.label, self.spec.labels),
             )
 
 
 def open_spec(given: Any) -> FeatureSpec:
-    """Return a spec that is given as an object, as the keys of its file, or as a path or name.
+    """Return a spec given as an object, as the keys of a file, or as a path or name.
 
-    A frame has no text format, so the spec's keys for text are left out.
+    The spec's keys of text formats are dropped, because a frame is not text.
 
     Raises:
-        SettingsError: It is not a spec, or it splits rows by the names of files.
+        SettingsError: ``given`` is not a spec, or the spec splits rows by the names of files.
     """
     if isinstance(given, Mapping):
         spec = make_spec(dict(given), "the spec")
@@ -127,7 +128,7 @@ def open_spec(given: Any) -> FeatureSpec:
         spec = given if isinstance(given, FeatureSpec) else load_spec(given)
     if spec.split.by == "files":
         raise SettingsError(
-            "the spec's [split] is by files, and a frame has none",
+            "the spec's [split] is by files, but a frame has no files",
             "split by share, column or time",
         )
     kept = {name: getattr(spec.input, name) for name in ("list_separator", "decimal")}
@@ -137,14 +138,14 @@ def open_spec(given: Any) -> FeatureSpec:
 def run_fit(
     table: pa.Table, folder: FitFolder, fit: FitSettings
 ) -> tuple[FeatureSpec, TrainResult]:
-    """Fit a model in an empty folder; return the spec and what the training returns.
+    """Fit a model in an empty folder; return the spec and the result of the training.
 
     Raises:
-        ClickLogError: What the commands ``nvt-etl guess``, ``nvt-etl run``, ``nvt-train`` and
-            ``nvt-infer bundle`` refuse.
-        ValueError: All labels are the same.
+        ClickLogError: A step fails, as the commands ``nvt-etl guess``, ``nvt-etl run``,
+            ``nvt-train`` and ``nvt-infer bundle`` would.
+        ValueError: All labels are equal.
     """
-    # First, before anything takes time, because settings may be refused.
+    # Check the settings of the training first, before anything that takes time.
     training = TrainSettings(
         binary_path=str(folder.output.splits),
         save_checkpoint_path=str(folder.checkpoint),
@@ -166,7 +167,7 @@ def run_fit(
     else:
         spec = fit.spec
         _check_classes(read_labels(table, spec, fit.label or spec.label))
-    # In this process, which has the rows already: starting workers would take longer than the work.
+    # Use the engine in this process: starting workers would take longer than the work.
     run(EtlSettings(str(folder.log), folder.output.root, spec, engine="cpu"))
     result = train(training)
     build = import_model(None if fit.model in MODELS else fit.model, folder.checkpoint)
@@ -175,12 +176,12 @@ def run_fit(
 
 
 def _guess(table: pa.Table, folder: FitFolder, fit: FitSettings) -> FeatureSpec:
-    """Write a first spec for the log, and return it.
+    """Guess a spec for the log, write it to the folder and return it.
 
     Raises:
-        SettingsError: Several columns could be the label, or none.
+        SettingsError: No column or more than one column could be the label.
         InvalidRowError: A label is neither 0 nor 1.
-        ValueError: All labels are the same.
+        ValueError: All labels are equal.
     """
     guess = functools.partial(
         guess_spec,
@@ -198,7 +199,7 @@ def _guess(table: pa.Table, folder: FitFolder, fit: FitSettings) -> FeatureSpec:
             f"column {' or '.join(made.label_candidates)} could be the label",
             "name it: fit(X, label=…)",
         )
-    labels = read_labels(table, _drop_choice(spec), spec.label)
+    labels = read_labels(table, _drop_guessed_rules(spec), spec.label)
     _check_classes(labels)
     seed = choose_seed(labels, spec.split) if spec.split.by == "share" else 0
     if seed:
@@ -214,11 +215,11 @@ def _guess(table: pa.Table, folder: FitFolder, fit: FitSettings) -> FeatureSpec:
     return spec
 
 
-def _drop_choice(spec: FeatureSpec) -> FeatureSpec:
-    """Return a guessed spec without rules for the label that its user has to choose.
+def _drop_guessed_rules(spec: FeatureSpec) -> FeatureSpec:
+    """Return a guessed spec without rules for the label that the user must choose.
 
-    Of two texts, it is plain which one is 1. From which rating on a label is 1, or for which of
-    several texts, is the user's choice.
+    A rule for two strings is kept, because it is obvious which one is 1. The threshold of a rating,
+    or the positive ones of several strings, are the user's choice.
     """
     rules = []
     for rule in spec.label_rules:
@@ -228,11 +229,11 @@ def _drop_choice(spec: FeatureSpec) -> FeatureSpec:
 
 
 def read_labels(table: pa.Table, spec: FeatureSpec, label: str) -> np.ndarray:
-    """Return the values of a label by the rule of a spec, int64 [rows].
+    """Return the values of a label by the rules of a spec, int64 [rows].
 
     Raises:
-        InvalidRowError: A value is neither 0 nor 1, or is missing.
-        SchemaError: There is no such column.
+        InvalidRowError: A value is missing, or neither 0 nor 1.
+        SchemaError: The column does not exist.
     """
     try:
         values, _ = read_features(table, spec, [label])[label]
@@ -243,58 +244,61 @@ def read_labels(table: pa.Table, spec: FeatureSpec, label: str) -> np.ndarray:
 
 
 def _check_classes(labels: np.ndarray) -> None:
-    """Check that there are rows of both labels. Raises ValueError."""
+    """Check that both classes occur in the labels. Raises ValueError."""
     if len(np.unique(labels)) < 2:
         raise ValueError(
-            f"the labels are all of one class, {labels[0]}: a model learns from rows of both"
+            f"all labels are of one class, {labels[0]}: a model needs rows of both classes"
         )
 
 
 def choose_seed(labels: np.ndarray, split: Split) -> int:
-    """Return the first seed of a split by share with which each split has rows of both labels.
+    """Return the first seed for which each split by share has rows of both labels.
 
-    With few rows, chance may leave valid or test without a click, or without any row.
+    With few rows, valid or test may have no click, or no row at all, by chance.
 
     Args:
-        labels: 0 and 1, int64 [rows].
+        labels: The labels 0 and 1, int64 [rows].
         split: The shares.
 
     Returns:
-        The seed. If no seed gives each split rows of both labels, it is the one with the most
-        splits that have rows, and among these with the most labels in splits.
+        The seed. If no seed gives each split rows of both labels, return the seed with the largest
+        number of non-empty splits and, among these, with the largest number of labels that occur,
+        counted over all splits.
     """
     cuts = compute_hash_cuts(split.valid, split.test)
     rows = np.arange(len(labels))
-    best_seed, best_score = 0, (-1, -1)
+    best_seed = 0
+    best_score = (-1, -1)
     for seed in range(min(_MAX_SEEDS, 1 + _MAX_HASHED // len(rows))):
-        # As the ETL divides the rows of its only file, number 0.
+        # The same division of rows as in the ETL, whose only file has index 0.
         chosen = RowRule("share", cuts, seed).choose(hash_values(rows, seed, 0)).astype(np.int64)
         counts = np.bincount(2 * chosen + labels, minlength=6).reshape(3, 2)  # [splits, labels]
         if counts.all():
             return seed
         score = int(counts.any(1).sum()), int(np.count_nonzero(counts))
         if score > best_score:
-            best_seed, best_score = seed, score
+            best_seed = seed
+            best_score = score
     return best_seed
 
 
 def add_label(table: pa.Table, name: str, labels: np.ndarray, spec: FeatureSpec | None) -> pa.Table:
-    """Return a table with labels of 0 and 1 that were given beside it.
+    """Return the table with a column of labels.
 
     Args:
         table: The features.
-        name: The label's column.
-        labels: int64 [rows].
-        spec: The spec that reads the column, if one was given.
+        name: The name of the column.
+        labels: The labels 0 and 1, int64 [rows].
+        spec: The spec that reads the column, if the caller gave one.
 
     Raises:
-        SettingsError: The spec makes labels of other values.
+        SettingsError: The spec derives the label from other values than 0 and 1.
     """
     rules = spec.label_rules if spec is not None else ()
     for rule in rules:
         if rule.column == name and (rule.positive or rule.threshold is not None):
             raise SettingsError(
-                f"y is given, and the spec makes {rule.name} of column {name}",
-                "leave y out, and let X have that column",
+                f"y is given, but the spec derives {rule.name} from column {name}",
+                "leave y out, and add that column to X",
             )
     return set_column(table, name, labels)

@@ -1,4 +1,4 @@
-"""From a raw click log to a saved NVTabular Workflow and parquet for training."""
+"""Turn a raw click log into a saved NVTabular Workflow and parquet for training."""
 
 from __future__ import annotations
 

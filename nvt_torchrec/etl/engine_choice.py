@@ -45,7 +45,8 @@ def choose_engine(settings: EtlSettings, days: Sequence[DayFile]) -> EtlSettings
         return settings
     gpus = 0 if settings.scheduler else gpu_count()
     if settings.scheduler:
-        engine, reason = "dask", "--scheduler is set"
+        engine = "dask"
+        reason = "--scheduler is set"
     elif gpus and supports(settings.spec):
         num_bytes = sum(day.size for day in days)
         on_gpus = _GPU_START_SECONDS + num_bytes / (gpus * _GPU_BYTES_PER_SECOND)
@@ -56,9 +57,11 @@ def choose_engine(settings: EtlSettings, days: Sequence[DayFile]) -> EtlSettings
             f"{log_size} take about {on_gpus:.0f} s on {gpus} GPU(s), {on_cores:.0f} s on the CPU"
         )
     elif gpus:
-        engine, reason = "cpu", "GPUs encode logs in Criteo's format only"
+        engine = "cpu"
+        reason = "GPUs only encode logs in Criteo's format"
     else:
-        engine, reason = "cpu", "there is no GPU that cuDF can use"
+        engine = "cpu"
+        reason = "there is no GPU that cuDF can use"
     log.info("engine %s: %s", engine, reason)
     return dataclasses.replace(settings, engine=engine)
 

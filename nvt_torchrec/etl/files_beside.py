@@ -1,4 +1,4 @@
-"""What is read of a log and of the files beside it before its rows are counted."""
+"""Prepare labels, tables, events and negatives, before the rows of the log are counted."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from nvt_torchrec.etl.labels.label_state import EarlierLabels
 
 
-def rows_bar(what: str, plan: UnitPlan, split: str | None = None, initial: int = 0) -> tqdm:
-    """Make a progress bar of rows, which is shown on a terminal only."""
+def make_rows_bar(what: str, plan: UnitPlan, split: str | None = None, initial: int = 0) -> tqdm:
+    """Make a progress bar of rows, which is only shown on a terminal."""
     return show_progress(what, plan.estimated_rows(split), initial=initial)
 
 
@@ -32,12 +32,12 @@ def rows_bar(what: str, plan: UnitPlan, split: str | None = None, initial: int =
 class FilesBeside:
     """Stores the tables, events, labels and negatives of a log in the state of a run.
 
-    What an earlier process stored stays.
+    Parts that an earlier process has stored are not read again.
 
     Attributes:
-        settings: How rows are read.
+        settings: The settings of the run.
         work: The directory of the state.
-        before: Of an extension, the output that is extended.
+        before: For an extension, the output that is extended.
         tables: The files of tables and of sources of events.
         labels: The files of labels.
         timer: Times the stages.
@@ -53,18 +53,19 @@ class FilesBeside:
     def prepare_labels(
         self, files: list[DayFile], earlier: EarlierLabels | None
     ) -> dict[str, ReadyRows] | None:
-        """Find which rows of the log were clicked, and which are written now.
+        """Find the clicked rows of the log, and the rows that are written now.
 
         Args:
-            files: The log.
-            earlier: Of an extension, what is kept of the clicks of the days before.
+            files: The files of the log.
+            earlier: For an extension, the labels of the earlier days.
 
         Returns:
-            By days, the rows of each file that are written; else None.
+            With a split by days, the rows of each file that are written now; else None.
         """
         from nvt_torchrec.etl.labels.prepare_labels import count_lines, list_ready, prepare_labels
 
-        settings, directory = self.settings, self.work / output.LABELS
+        settings = self.settings
+        directory = self.work / output.LABELS
         blocks = cut_files(
             files,
             settings.spec,
@@ -109,10 +110,10 @@ class FilesBeside:
         check_keys(settings.spec, self.work, list(dict.fromkeys([blocks[0], blocks[-1]])))
 
     def store_sources(self, newest: int | None) -> None:
-        """Read the further sources of events.
+        """Read the sources of events.
 
         Args:
-            newest: Of an extension, the time of the newest row of the days before.
+            newest: For an extension, the time of the newest row of the earlier days.
         """
         from nvt_torchrec.etl.events.source_events import store_sources
 
@@ -129,16 +130,17 @@ class FilesBeside:
             )
 
     def prepare_negatives(self, plan: UnitPlan, max_bad_rows: int) -> None:
-        """Read which items negatives can have, and which users have them already.
+        """Read the items from which negatives are drawn, and the items of each user.
 
         Args:
             plan: The blocks.
-            max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
+            max_bad_rows: The maximum number of malformed rows of a block that are left out; 0: a
+                malformed row is an error.
         """
         from nvt_torchrec.etl.negatives.prepare_negatives import prepare_negatives
 
         settings = self.settings
-        with self.timer("negatives"), rows_bar("negatives", plan) as bar:
+        with self.timer("negatives"), make_rows_bar("negatives", plan) as bar:
             prepare_negatives(
                 plan,
                 settings.spec,

@@ -1,4 +1,4 @@
-"""What is added to the rows of a block as they are read."""
+"""Labels, negatives and tables that are added to the rows of a block as they are read."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from nvt_torchrec.workflows.stored_tables import StoredTables
 
 @dataclasses.dataclass(frozen=True)
 class RowAdditions:
-    """What is added to the rows of a run; each is None for a spec without.
+    """The additions to the rows of a run; each attribute is None if the spec does not have it.
 
     Attributes:
-        labels: The labels that are from other files.
+        labels: Adds the labels from other files.
         sampler: Draws negatives.
         tables: The tables that columns are joined from.
     """
@@ -32,20 +32,20 @@ class RowAdditions:
 
     @classmethod
     def open(cls, work: Path, spec: FeatureSpec) -> RowAdditions:
-        """Open what the state of a run has for a spec."""
+        """Open the additions in the state of a run."""
         return cls(open_labels(work, spec), open_sampler(work, spec), open_stored(work, spec))
 
     def add_rows(
         self, pieces: Iterator[RawRows], block: Block, spec: FeatureSpec
     ) -> Iterator[RawRows]:
-        """Return the rows of a block with their labels, and with their negatives.
+        """Return the rows of a block with their labels, or with their negatives.
 
-        A spec has one of them at most. Tables are joined after that, to negatives, too.
+        A spec has at most one of both. Tables are joined later, by the caller, to negatives, too.
 
         Args:
             pieces: The rows, as they were read.
             block: The block.
-            spec: By which the rows were read.
+            spec: The spec by which the rows were read.
         """
         if self.labels:
             pieces = self.labels.add(pieces, block)

@@ -16,10 +16,10 @@ from nvt_torchrec.etl.stages import Stages
 from nvt_torchrec.etl.state import output
 from nvt_torchrec.etl.state.run_record import plan_record, read_finished
 from nvt_torchrec.etl.tables.table_sources import (
-    all_paths,
     describe_files,
     describe_sources,
     find_tables,
+    list_paths,
     parse_paths,
 )
 from nvt_torchrec.etl.units import split_pass
@@ -60,7 +60,7 @@ def run(settings: EtlSettings) -> Manifest:
         settings.input_path,
         settings.days,
         split=spec.split,
-        without=all_paths(tables) | all_paths(labels),
+        without=list_paths(tables) | list_paths(labels),
     )
     settings = choose_engine(settings, days)
     joined = describe_sources(tables, spec) | describe_files(labels, "labels")

@@ -169,12 +169,12 @@ class ExtendSettings(ReadSettings):
         "add a day even if its file is a copy of an earlier day's file", False
     )
     max_rows_factor: float = flag(
-        "refuse a day with more than X times the rows of the largest earlier day, or with less "
+        "refuse a day with more than X times the rows of the largest earlier day, or with fewer "
         "than 1/X of the rows of the smallest", 5.0, minimum=1, maximum=float("inf")
     )
     keep_days: int | None = flag(
-        "keep the parquet of only the newest N training days; ids do not change (default: keep "
-        "all)", None, minimum=2, metavar="N"
+        "keep the parquet of only the newest N days; ids do not change (default: keep all)", None,
+        minimum=2, metavar="N"
     )
     block_mb: int | None = flag(
         "MiB of text per unit of work (default: as in the run)", None, minimum=1,

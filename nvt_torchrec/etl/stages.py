@@ -25,7 +25,7 @@ from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.engine_choice import start_engine
-from nvt_torchrec.etl.files_beside import FilesBeside, rows_bar
+from nvt_torchrec.etl.files_beside import FilesBeside, make_rows_bar
 from nvt_torchrec.etl.finish.accounting import quarantine
 from nvt_torchrec.etl.finish.make_manifest import one_label_remedy, one_label_splits
 from nvt_torchrec.etl.labels.label_values import open_labels
@@ -119,9 +119,8 @@ class Stages:
         if settings.spec.joined_tables:
             self._beside.store_tables(plan)
         if settings.spec.event_sources:
-            self._beside.store_sources(
-                self._earlier_days.record.newest if self._earlier_days else None
-            )
+            newest = self._earlier_days.record.newest if self._earlier_days else None
+            self._beside.store_sources(newest)
         if settings.spec.events or self.earlier_labels:
             return self._bound_times(plan)
         return plan
@@ -142,7 +141,7 @@ class Stages:
         rows are left out: it excludes the few rows that come long after all others. Otherwise such
         rows are reported later, by :func:`etl.events.late_rows`.
         """
-        from nvt_torchrec.etl.events.late_rows import read_end
+        from nvt_torchrec.etl.events.late_rows import find_late_start
 
         settings = self.settings
         time_type = RAW_TYPES["time"]
@@ -157,9 +156,11 @@ class Stages:
             first = self._earlier_days.record.newest
         end = None
         if settings.reject and settings.spec.events:
-            with self.timer("times"), rows_bar("times", plan) as bar:
+            with self.timer("times"), make_rows_bar("times", plan) as bar:
                 file = self.work / output.LATE_FILE
-                end = read_end(plan.blocks, settings.spec, file, settings.threads, bar.update)
+                end = find_late_start(
+                    plan.blocks, settings.spec, file, settings.threads, bar.update
+                )
         if end is None and self.before is None:
             return plan
         if end is None:
@@ -175,7 +176,7 @@ class Stages:
         if spec.split.by == "days":
             return plan
         labels = open_labels(self.work, spec)
-        with self.timer("split"), rows_bar("split", plan) as bar:
+        with self.timer("split"), make_rows_bar("split", plan) as bar:
             return split_pass.prepare_division(
                 plan,
                 spec,
@@ -232,25 +233,25 @@ class Stages:
         with contextlib.ExitStack() as stack:
             if missing or not has_workflow:
                 with self.timer("start workers"):
-                    started = stack.enter_context(
+                    engine = stack.enter_context(
                         start_engine(self.settings, self.work, self._max_bad_rows(plan))
                     )
             if not has_workflow and self.settings.spec.events:
                 blocks = plan.train_blocks if counted == "train" else plan.blocks
-                with self.timer("events", started):
-                    self._sum_up_events(started, plan, blocks)
+                with self.timer("events", engine):
+                    self._sum_up_events(engine, plan, blocks)
             if not has_workflow:
-                with self.timer("fit", started), rows_bar("fit", plan, counted) as bar:
-                    self._make_workflow(started, bar.update, write_workflow, parts=bool(done))
+                with self.timer("fit", engine), make_rows_bar("fit", plan, counted) as bar:
+                    self._make_workflow(engine, bar.update, write_workflow, has_parts=bool(done))
                 # The counts of a large log take as much disk space as its parts: delete them while
                 # the parts are written.
                 deleting = stack.enter_context(ThreadPoolExecutor(1, "delete"))
                 deleting.submit(shutil.rmtree, self.work / output.FIT, ignore_errors=True)
             if missing:
                 lines = sum(result.lines for result in results)
-                timer = self.timer("transform", started)
-                with timer, rows_bar("transform", plan, initial=lines) as bar:
-                    for result in started.encode(missing, self.target.workflow):
+                timer = self.timer("transform", engine)
+                with timer, make_rows_bar("transform", plan, initial=lines) as bar:
+                    for result in engine.encode(missing, self.target.workflow):
                         bar.update(result.lines)
                         results.append(result)
         by_unit = {result.unit: result for result in results}
@@ -281,37 +282,37 @@ class Stages:
 
     def _make_workflow(
         self,
-        started: Engine,
+        engine: Engine,
         report: Report,
         write_workflow: Callable[[Engine, Report], WorkflowDescription],
         *,
-        parts: bool,
+        has_parts: bool,
     ) -> None:
         """Write the workflow and the state of its events and negatives to ``target``.
 
         Args:
-            started: The engine.
+            engine: The engine.
             report: Called with the number of rows read since the last call.
             write_workflow: See :meth:`count_and_encode`.
-            parts: Whether some units were encoded already; then the workflow must be the same one.
+            has_parts: Whether some units were encoded already; then the workflow must be the same.
 
         Raises:
-            OutputError: It is another workflow than the one that encoded them.
+            OutputError: The workflow differs from the one that encoded these units.
         """
         with output.name_errors(self.target.root):
             for directory in (self.target.workflow, self.target.extension):
                 shutil.rmtree(directory, ignore_errors=True)
                 directory.parent.mkdir(parents=True, exist_ok=True)
         before = self._recorded_digest()
-        description = write_workflow(started, report)
+        description = write_workflow(engine, report)
         if description.spec.events:
-            self._write_events(started, description)
+            self._write_events(engine, description)
         if description.spec.negatives:
             from nvt_torchrec.etl.negatives.prepare_negatives import keep_negatives
 
             with output.name_errors(self.target.root):
                 keep_negatives(self.work, self.target.extension)
-        if parts and before not in (None, description.digest):
+        if has_parts and before not in (None, description.digest):
             raise OutputError(
                 f"{self.target.workflow}: counting the log again gave a workflow with digest "
                 f"{description.digest}, but the finished parts were encoded with {before}",
@@ -319,11 +320,12 @@ class Stages:
             )
         write_json(self.work / output.FITTED_FILE, {"digest": description.digest})
 
-    def _write_events(self, started: Engine, description: WorkflowDescription) -> None:
-        from nvt_torchrec.etl.events.prepare import write_kept
+    def _write_events(self, engine: Engine, description: WorkflowDescription) -> None:
+        """Write the events that inference needs, and those that later days need."""
+        from nvt_torchrec.etl.events.prepare import write_event_output
 
         earlier = self._earlier_days.files if self._earlier_days else None
-        write_kept(self.work, description, self.target.extension, earlier, started.map_tasks)
+        write_event_output(self.work, description, self.target.extension, earlier, engine.map_tasks)
 
     @functools.cached_property
     def _earlier_days(self) -> EarlierDays | None:

@@ -1,4 +1,4 @@
-"""Numbers and dates in the names of the files of a log, and lists of days on a command line."""
+"""Days in the names of a log's files (numbers and dates), and lists of days on a command line."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 
-#: The endings of names of text files; other formats have endings of their own.
+#: The endings of names of text files; ``INPUT_FORMATS`` has those of other formats.
 _TEXT_ENDINGS = ("tsv", "txt", "csv", "dat", "data", "log", "json", "inter")
-#: What may follow a number or date: Spark's number of a file and its codec, the format's ending,
-#: and that of a compressed file.
+#: The endings that may follow a number or date: Spark's number of a file and its codec, the ending
+#: of the format, and the ending of a compressed file.
 _ENDINGS = r"(?:\.c\d+)?(?:\.snappy|\.gz|\.zstd)?(?:\.(?:{}))?(?:\.(?:gz|bz2|xz|zst))?"
 #: Spark's id of a job, as in part-00017-01234567-89ab-cdef-0123-456789abcdef-c000.snappy.parquet.
 _SPARK = r"(?:-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?:[-.]c\d+)?)?"
@@ -23,26 +23,26 @@ _NUMBER = rf"(|.*[-_.=])(\d+){_SPARK}"
 _PARTITION = re.compile(r"([^=]+)=([^=]+)")
 
 _EPOCH = datetime.date(1970, 1, 1)
-#: Numbers of days from the first to the last of these, 1997 to 2199, are shown as dates: a log of
-#: 27 years of numbered days is unlikely.
+#: Numbers of days in this range (1997 to 2199) are shown as dates, because a log with 27 years of
+#: numbered days is unlikely.
 _FIRST_DATE = 10_000
 _LAST_DATE = 84_005
-#: The largest number of a day: generations of a workflow keep days in 32 bits.
+#: The largest number of a day, because generations of a workflow keep days in 32 bits.
 MAX_DAY = 2**31 - 1
-#: The most days that a range on the command line may have.
+#: The largest number of days in a range on the command line.
 _MAX_RANGE = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
 class DayName:
-    """What the name of a file says.
+    """The day in the name of a file.
 
     Attributes:
-        kind: ``day`` for ``day_3``, ``date`` or ``number``; ``natural`` for a file that is numbered
-            by its place among others, whose prefix is then its whole name.
-        prefix: The name before the number or date.
+        kind: ``day`` for ``day_3``, ``date`` or ``number``; ``natural`` for a file without a day,
+            which is numbered by its position among the sorted files.
+        prefix: The name before the number or date; the whole name of a ``natural`` file.
         number: The number; for a date, the days since 1970-01-01.
-        digits: How many digits the number has if it begins with 0, else 0.
+        digits: The number of digits if the number begins with 0, else 0.
     """
 
     kind: str
@@ -51,20 +51,20 @@ class DayName:
     digits: int = 0
 
     def format_name(self, number: int) -> str:
-        """Return how a file of another number would be called, without its ending."""
+        """Return the name, without ending, of the file of another day."""
         if self.kind == "date":
             return str(to_date(number))
         return f"{self.prefix}{number:0{self.digits}d}"
 
     def format_flag(self, numbers: Iterable[int]) -> str:
-        """Return numbers as ``--days`` takes them."""
+        """Return days as ``--days`` takes them."""
         if self.kind == "date":
             return ",".join(self.format_name(number) for number in sorted(numbers))
         return ",".join(str(number) for number in sorted(numbers))
 
 
 def parse_day_name(path: str) -> DayName | None:
-    """Return what a path says: by its last name, or by a directory such as ``date=2024-10-30``."""
+    """Return the day in a file's name, or in its directory's, such as ``date=2024-10-30``."""
     *directories, name = re.split(r"[/\\]", path)
     parsed = _parse(name)
     if directories and (parsed is None or parsed.kind != "day"):
@@ -73,18 +73,20 @@ def parse_day_name(path: str) -> DayName | None:
 
 
 def format_day_title(path: str) -> str:
-    """Return how the user knows the day of a file, by its path; "" for files of other names."""
+    """Return the name of a file's day for users; "" if ``day_N`` or no day is in its path."""
     name = parse_day_name(path)
     if name is None or name.kind == "day":
         return ""
     if name.kind == "date":
         return name.format_name(name.number)
-    is_partition = name.prefix.endswith("=")  # its directory tells the day
-    return "/".join(path.split("/")[-2:] if is_partition else path.split("/")[-1:])
+    parts = path.split("/")
+    if name.prefix.endswith("="):  # the day is in the name of the directory
+        return "/".join(parts[-2:])
+    return parts[-1]
 
 
 def parse_partition_name(directory: str) -> DayName | None:
-    """Return what the name of a directory such as ``date=2024-10-30`` or ``day=3`` says."""
+    """Return the day in the name of a directory such as ``date=2024-10-30`` or ``day=3``."""
     match = _PARTITION.fullmatch(directory)
     if match is None:
         return None
@@ -95,7 +97,7 @@ def parse_partition_name(directory: str) -> DayName | None:
 
 
 def make_endings_pattern() -> str:
-    """Return the endings of names of files with rows, without the dot, as a regular expression."""
+    """Return a regular expression of the endings of data files, without the dot."""
     endings = [*_TEXT_ENDINGS]
     for file_format in INPUT_FORMATS.values():
         endings += file_format.endings
@@ -103,7 +105,7 @@ def make_endings_pattern() -> str:
 
 
 def _parse(name: str) -> DayName | None:
-    """Return what a name says; None if it has neither number nor date."""
+    """Return the day in a name; None if it has neither number nor date."""
     endings = _ENDINGS.format(make_endings_pattern())
     match = re.fullmatch(_DAY + endings, name)
     if match:
@@ -121,7 +123,7 @@ def _parse(name: str) -> DayName | None:
 
 
 def _days_since_1970(year: int, month: int, day: int) -> int | None:
-    """Return the number of a date; None if there is no such day, or it is no day of a log."""
+    """Return the number of a date; None if it does not exist, or is not from 1970 to 2199."""
     if not 1970 <= year < 2200:
         return None
     try:
@@ -136,15 +138,15 @@ def to_date(number: int) -> datetime.date:
 
 
 def format_day(number: int) -> str:
-    """Return a day as text: a date if it is from 10,000 on, 1997.
+    """Format the number of a day, as a date if it is in the range of plausible dates.
 
-    For a workflow, which keeps the numbers of days alone.
+    A workflow keeps only the numbers of its days, not the names of its files.
     """
     return str(to_date(number)) if _FIRST_DATE <= number <= _LAST_DATE else str(number)
 
 
 def format_days(days: Sequence[int]) -> str:
-    """Return days as ``0-3, 7`` or ``2024-10-28..2024-10-31``."""
+    """Format days as ``0-3, 7`` or ``2024-10-28..2024-10-31``."""
     runs: list[list[int]] = []
     for day in days:
         if runs and day == runs[-1][1] + 1:
@@ -155,14 +157,14 @@ def format_days(days: Sequence[int]) -> str:
     for first, last in runs:
         text = format_day(first)
         if last > first:
-            dash = ".." if "-" in text else "-"  # dates have dashes
+            dash = ".." if "-" in text else "-"  # dates contain dashes
             text += f"{dash}{format_day(last)}"
         texts.append(text)
     return ", ".join(texts)
 
 
 def parse_days(text: str) -> frozenset[int]:
-    """Read a list of days, such as ``0-3,7`` or ``2024-10-28..2024-10-31``.
+    """Parse a list of days, such as ``0-3,7`` or ``2024-10-28..2024-10-31``.
 
     A date stands for the number of days since 1970-01-01, as in the names of files.
 
@@ -170,7 +172,7 @@ def parse_days(text: str) -> frozenset[int]:
         text: Numbers, dates, and ranges of them, which include both ends.
 
     Raises:
-        SettingsError: It cannot be read, or a range ends before it begins.
+        SettingsError: The text is malformed, or a range ends before it begins.
     """
     days: set[int] = set()
     for part in text.split(","):
@@ -188,15 +190,20 @@ def parse_days(text: str) -> frozenset[int]:
                 "write for example 0-3,7 or 2024-10-28..2024-10-31",
             )
         if last < first:
-            raise SettingsError(f"days {text!r}: {part!r} ends before it begins", "write 0-3")
+            raise SettingsError(
+                f"days {text!r}: {part!r} ends before it begins", "write the earlier day first"
+            )
         if last - first > _MAX_RANGE:
-            raise SettingsError(f"days {text!r}: {part!r} is {last - first:,} days", "write fewer")
+            raise SettingsError(
+                f"days {text!r}: {part!r} is {last - first:,} days",
+                f"give at most {_MAX_RANGE:,} days",
+            )
         days.update(range(first, last + 1))
     return frozenset(days)
 
 
 def _parse_day(text: str) -> int | None:
-    """Return the number of a day, given as such or as ``2024-10-30`` or ``20241030``; else None."""
+    """Parse a number, or a date as ``2024-10-30`` or ``20241030``; None for other text."""
     match = re.fullmatch(r"(\d{4})(-?)(\d\d)\2(\d\d)", text.strip())
     if match:
         number = _days_since_1970(int(match[1]), int(match[3]), int(match[4]))

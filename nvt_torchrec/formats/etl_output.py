@@ -1,4 +1,4 @@
-"""Where the files are in the output directory of the ETL, ``OUT``, for programs that read them."""
+"""The paths of the files in the output directory of the ETL, ``OUT``."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from nvt_torchrec.formats.manifest import Manifest, PartFile
 from nvt_torchrec.formats.vectors import VECTORS
 from nvt_torchrec.formats.workflow_description import METADATA_FILE
 
-#: What a run leaves in its output directory; the manifest is written last.
+#: The files and directories that a run leaves in its output directory; the manifest comes last.
 NAMES = (
     "criteo_binary", "workflow", "extension", "rejected", "report.html", "timings.json",
     "manifest.json",
 )  # fmt: skip
 #: Exists while the output is switched to a new generation; it lists the renames of the switch.
 SWITCH_FILE = ".switching.json"
-#: The generation before the newest one, or the one that was taken back, laid out as ``OUT``, until
-#: a later one is made.
+#: Holds the previous generation, or the one that ``extend --undo`` took back, until another one is
+#: made; laid out like ``OUT``.
 PREVIOUS = ".previous"
-#: What the paths of stores have in them: of the events of histories, and of vectors.
+#: The parts of a path by which files of stores (histories and vectors) are recognized.
 _STORES = (f"/{HISTORIES}/", f"/{VECTORS}/")
 
 
@@ -34,12 +34,12 @@ class EtlOutput:
         root: The directory.
         splits: The directory of ``train``, ``valid`` and ``test``.
         workflow: The directory of the saved workflow.
-        extension: The directory of what the next extension of the workflow needs to know, beside
-            the workflow itself.
-        rejected: The directory of the rows that were left out.
-        report: The page that shows what the data look like.
-        timings: How long the run took.
-        manifest: What the run read, did and wrote.
+        extension: The directory of the state that the next extension needs, in addition to the
+            workflow itself.
+        rejected: The directory of rejected rows.
+        report: The page with charts of the data.
+        timings: The file with the durations of the run's steps.
+        manifest: The record of the inputs, the settings and the files of the run.
     """
 
     def __init__(self, root: Path) -> None:
@@ -54,11 +54,11 @@ class EtlOutput:
 
     @classmethod
     def from_splits(cls, directory: Path | str) -> EtlOutput:
-        """Return the output whose splits are in ``directory``, if the ETL wrote them there."""
+        """Return the output whose splits are in ``directory``, provided that the ETL wrote them."""
         return cls(Path(directory).absolute().parent.parent)
 
     def parts(self, split: str) -> list[PartFile]:
-        """Return the parts of a split with their days, in the order of their numbers.
+        """Return the parts of a split, in the order of their numbers.
 
         Raises:
             BadInputError: The manifest is missing or damaged.
@@ -67,17 +67,17 @@ class EtlOutput:
         return [part for part in Manifest.read(self.manifest).files if part.split == split]
 
     def list_described(self, before: Mapping[str, FileEntry]) -> dict[str, FileEntry]:
-        """Return the entries for the manifest's ``described``.
+        """List the files that the manifest's ``described`` records, with their digests.
 
         Args:
-            before: The entries of the generation before. Its stores are linked, and not read
-                again.
+            before: The entries of the previous generation. Files of its stores are taken from
+                there, not read again: they are linked, and never change.
         """
         files = []
         for path in sorted(self.splits.rglob("*")):
             if path.is_file() and path.suffix != ".parquet":
                 files.append(path)
-        files += self.extension.glob("*.json")  # there is none for NVTabular's own operators
+        files += self.extension.glob("*.json")  # none in a run with NVTabular's own operators
         files.append(self.workflow / METADATA_FILE)
         entries = {}
         for path in files:
@@ -91,22 +91,23 @@ class EtlOutput:
     def check_described(
         self, manifest: Manifest, remedy: str, *, below: str = "", stores: bool = True
     ) -> None:
-        """Compare files with the digests in the manifest, and so with all that they list.
+        """Check that the described files are those of the run that wrote the manifest.
 
-        The manifest has its own digest. It lists the files that describe the parts, the stores of
-        histories and vectors, the description of the workflow, which lists its own files and the
-        state of its events, and the state of the extension. So all of them are of one run.
+        The manifest, which has its own digest, lists the files that describe the parts, the stores
+        of histories and vectors, the state of the extension, and the description of the workflow.
+        The latter lists the workflow's files and the state of its events. So all of them are
+        covered.
 
         Args:
-            manifest: What was written.
+            manifest: The manifest.
             remedy: What to do about a difference.
-            below: Compare only files below this directory of the output, with "/" at its end; "":
-                all files.
-            stores: Whether the stores of histories and vectors are read, too; else only their sizes
-                are compared, as for parts.
+            below: The directory of the output whose files are checked, ending with "/"; "" for all
+                files.
+            stores: Whether the digests of stores are checked, too, which reads all of their bytes;
+                otherwise only their sizes are.
 
         Raises:
-            BadInputError: One differs, or cannot be read; ``remedy`` says what to do about that.
+            BadInputError: A file differs or cannot be read.
         """
         sized: dict[str, FileEntry] = {}
         read: dict[str, FileEntry] = {}
@@ -123,57 +124,58 @@ class EtlOutput:
         """Return how the size or footer of a part differs from what was written; "" if not."""
         import pyarrow as pa
 
-        from nvt_torchrec.base.parquet.footer import footer_digest  # compiles loops
+        from nvt_torchrec.base.parquet.footer import compute_footer_digest  # compiles loops
 
         path = self.splits / part.file
         try:
             size = path.stat().st_size
             if size != part.bytes:
                 return f"{path}: {size} bytes instead of {part.bytes}"
-            if footer_digest(path) != part.footer:
-                return f"{path}: its footer is not what was written (its digest differs)"
+            if compute_footer_digest(path) != part.footer:
+                return f"{path}: its footer was changed (its digest differs)"
         except (OSError, pa.ArrowException) as error:
             return f"{path}: cannot be read: {error}"
         return ""
 
     def check_whole(self) -> None:
-        """Check that the output is not between two generations.
+        """Check that no switch to a new generation is unfinished.
 
         Raises:
             BadInputError: The switch to a new generation was interrupted, or is under way.
         """
         if (self.root / SWITCH_FILE).exists():
             raise BadInputError(
-                f"{self.root}: the switch to a new generation has begun and not ended",
+                f"{self.root}: the switch to a new generation is not finished",
                 "wait for `python -m etl extend` if it is running; else finish it with "
                 f"`python -m etl extend --output_path {self.root} --resume`",
             )
 
 
 def _is_store_file(name: str) -> bool:
-    """Return whether a file of an output is one of a store, which never changes."""
+    """Return whether a file belongs to a store, whose files never change."""
     return any(store in name for store in _STORES)
 
 
 def find_part(part: Path, then: os.stat_result) -> Path | None:
-    """Return the path of a part now, also if days were added to its output since it was found.
+    """Return the current path of a part, even if days were added to its output since it was found.
 
-    `python -m etl extend` may give it another name, in this generation and in :data:`PREVIOUS`:
-    all of them are links to one file. ``--undo`` moves what it takes back to :data:`PREVIOUS`.
+    `python -m etl extend` may rename a part, both in the new generation and in :data:`PREVIOUS`;
+    all of these names are links to one file. ``--undo`` moves the newest generation to
+    :data:`PREVIOUS`.
 
     Args:
-        part: Its path when it was found.
-        then: Its status when it was found.
+        part: The path of the part when it was found.
+        then: The status of the file when it was found.
 
     Returns:
-        A path of the same file; None if there is none, or the file was rewritten.
+        A path of the same file; None if it is gone or was rewritten.
     """
     if _is_same_file(part, then, has_same_name=True):
         return part
     output = EtlOutput.from_splits(part.parent.parent)
     parts = output.splits.relative_to(output.root) / "*" / "*.parquet"
-    # In the order in which a switch moves files, each directory listed only when it is its turn: so
-    # a file that is moved meanwhile is found in one of them.
+    # The order in which a switch moves files. Each directory is listed only when the previous ones
+    # have been searched, so a file that is moved meanwhile is found in a later one.
     for directory in ("", ".work/*/discarded", PREVIOUS):
         for path in output.root.glob(str(Path(directory) / parts)):
             if _is_same_file(path, then, has_same_name=False):

@@ -1,6 +1,6 @@
 """The categorical values of a few rows in three arrays, instead of an array for each column.
 
-For a single row, to make and read an array for each column takes longer than all else.
+For a single row, making and reading an array for each column would take most of the time.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from nvt_torchrec.formats.rows import CategoryValues, Jagged
 
 
 class FlatColumns(Sequence[CategoryValues]):
-    """The values of all categorical columns; as a sequence, those of each column.
+    """The values of all categorical columns; item j of the sequence is the values of column j.
 
     Attributes:
-        numbers: int64, the values of the columns of numbers, one column after the other.
-        begins: int32 [texts + 1], the offsets in ``data`` of the texts of the columns of text.
-        data: uint8, their UTF-8 bytes.
+        numbers: int64, the values of all columns of numbers, one column after the other.
+        begins: int32 [texts + 1], the offsets in ``data`` of the values of all columns of strings.
+        data: uint8, the UTF-8 bytes of these values.
         missing: uint64, for the values of all columns, 1 where one is missing.
-        layout: int64 [columns, 3] in C order: whether its values are texts, the index of its first
-            one in ``numbers`` or in ``begins``, and how many it has.
-        lengths: int64 [columns, n], the values of each row; 1 in columns without lists.
+        layout: int64 [columns, 3] in C order. For each column: whether its values are strings, the
+            index of its first value in ``numbers`` or ``begins``, and its number of values.
+        lengths: int64 [columns, n], the number of values of each row; 1 in columns without lists.
         lists: The indices of the columns of lists.
     """
 
@@ -38,8 +38,8 @@ class FlatColumns(Sequence[CategoryValues]):
 
         Args:
             columns: The columns.
-            values: By column, its values, or lists of them; 0, "" or () where missing.
-            missing: By row, an integer that has bit j set where column j is missing.
+            values: The values of each column, or lists of them; 0, "" or () where missing.
+            missing: For each row, an integer that has bit j set if column j is missing.
         """
         self._columns = columns
         self.lists = [j for j, column in enumerate(columns) if column.multi_hot]

@@ -1,4 +1,4 @@
-"""Vectors that come with rows to score, in the place of those that a workflow stores."""
+"""Vectors that come with rows to score, instead of from the tables of a workflow."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class GivenVectors:
-    """The values of a vector for ``n`` rows; rows that share values refer to one copy of them.
+    """The values of a vector for ``n`` rows; rows may share a vector.
 
     Attributes:
-        values: float32 [m, width + 1], different vectors, each with its indicator behind it: 1, or
-            0 beside zeros for a missing vector.
-        index: int64 [n], which of them each row has.
+        values: float32 [m, width + 1], the distinct vectors. The last column is 1 if the vector is
+            present; a missing vector is all zeros.
+        index: int64 [n], the index in ``values`` of each row's vector.
     """
 
     values: np.ndarray
@@ -24,5 +24,5 @@ class GivenVectors:
         return len(self.index)
 
     def slice(self, begin: int, end: int) -> GivenVectors:
-        """Return the vectors of some rows."""
+        """Return the vectors of the rows ``[begin, end)``."""
         return dataclasses.replace(self, index=self.index[begin:end])

@@ -1,21 +1,21 @@
-"""Histories: what the key of a row, such as its user, did before it; stored once beside the splits.
+"""Histories: the events of a row's key, such as its user, before the row; stored once.
 
-The parquet has two int32 columns for each history, without nulls, after the categorical columns:
+The parquet has two int32 columns without nulls for each history, after the categorical columns:
 
-- ``NAME.key``: the number of the row's key, from 0; -1: the row has none;
-- ``NAME.events``: how many of this key's events precede the row; 0 where there is no key.
+- ``NAME.key``: the number of the row's key, from 0; -1 if the row has none;
+- ``NAME.events``: the number of this key's events that precede the row; 0 without a key.
 
-The events lie in ``SPLITS/_histories/NAME/FIRST/``, where FIRST is the number of the first key in
-it, in decimal. The first directory begins at 0, each other one where the one before ends; days that
-are added get new ones, and no old one ever changes. In it are
+The events are in ``SPLITS/_histories/NAME/FIRST/``, where FIRST is the decimal number of the first
+key in the directory. The first directory begins at 0, and each other one begins where the previous
+one ends. Added days get new directories; old ones never change. A directory has
 
-- ``offsets.npy``: int64 [keys + 1], where the events of each key begin, and where the last ones
-  end; from 0, never falling;
+- ``offsets.npy``: int64 [keys + 1], the offset of each key's events and, last, the number of all
+  events; from 0, never decreasing;
 - ``COLUMN.npy`` for each column of the history: int32 [events], the ids of that categorical column,
-  of each key the oldest first.
+  for each key the oldest first.
 
-So the events of a row with key k are those at positions from ``offsets[k - FIRST]`` to
-``offsets[k - FIRST] + events``, and a reader takes as many of the newest ones as it likes.
+So the events of a row with key k are at the positions from ``offsets[k - FIRST]`` to
+``offsets[k - FIRST] + events``, and a reader takes as many of the newest ones as it needs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.files.mapping import ArrayWriter, MappedArray
 from nvt_torchrec.formats.parts import link_parts, open_parts
 
-#: The directory of all histories, beside those of the splits.
+#: The directory of all histories, next to those of the splits.
 HISTORIES = "_histories"
 _OFFSETS = "offsets"
 _REMEDY = "copy the histories again, or run the ETL again"
@@ -41,19 +41,19 @@ _REMEDY = "copy the histories again, or run the ETL again"
 
 @dataclasses.dataclass(frozen=True)
 class StoredHistory:
-    """A history of the data.
+    """The name and columns of a history of the data.
 
     Attributes:
-        name: Its name, a plain file name.
-        columns: The single-hot categorical columns whose ids its events have, with the vocabulary
-            and the embedding table of the column.
+        name: The name, a plain file name.
+        columns: The single-hot categorical columns whose ids its events have. They share the
+            vocabularies and embedding tables of these columns.
     """
 
     name: str
     columns: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        for name in (self.name, *self.columns):  # they become names of files
+        for name in (self.name, *self.columns):  # all become names of files
             if Path(name).name != name or "\0" in name or name in ("", "..", _OFFSETS):
                 raise SchemaError(
                     f"history {self.name!r:.60}: {name!r:.60} cannot be the name of a file",
@@ -61,24 +61,24 @@ class StoredHistory:
                 )
         if not self.columns or len(set(self.columns)) < len(self.columns):
             raise SchemaError(
-                f"history {self.name}: no columns, or one twice: {', '.join(self.columns)}"
+                f"history {self.name}: no columns, or a column twice: {', '.join(self.columns)}"
             )
 
     @property
     def pointers(self) -> tuple[str, str]:
-        """The columns of the parquet that say which events precede a row: key and number."""
+        """The parquet columns that point to the events of a row: its key, and their number."""
         return f"{self.name}.key", f"{self.name}.events"
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The names of the lists of ids that a model gets, one for each column."""
+        """The names of the model's features (lists of ids), one for each column."""
         return tuple(f"{self.name}.{column}" for column in self.columns)
 
 
 def list_features(categorical: Sequence[str], histories: Sequence[StoredHistory]) -> dict[str, str]:
-    """Return the lists of ids that a model gets, each with the column whose table it has.
+    """Return the model's features of ids, each with the categorical column whose table it uses.
 
-    They are the categorical columns, then each column of each history.
+    They are the categorical columns, then the columns of each history.
     """
     columns = {name: name for name in categorical}
     for history in histories:
@@ -88,12 +88,12 @@ def list_features(categorical: Sequence[str], histories: Sequence[StoredHistory]
 
 @dataclasses.dataclass(frozen=True)
 class HistoryPart:
-    """The events of some keys, mapped from files.
+    """The events of the keys of one directory, mapped from its files.
 
     Attributes:
-        directory: Where they are.
+        directory: The directory.
         first: The number of the first key.
-        offsets: int64 [keys + 1], where the events of each key begin and the last ones end.
+        offsets: int64 [keys + 1], the offset of each key's events and, last, their number.
         ids: int32 [events] for each column of the history.
     """
 
@@ -106,20 +106,21 @@ class HistoryPart:
 class HistoryStore:
     """The events of all keys of a history, mapped from files.
 
-    Opening it reads no events: types, lengths and ends are checked, and whoever reads events checks
-    what is read, as :meth:`read_newest` does.
+    Opening the store checks types, lengths and the last offsets, but reads no events. Code that
+    reads events must check them, as :meth:`read_newest` does.
 
     Args:
-        directory: That of the splits.
+        directory: The directory of the splits.
         history: The history.
-        sizes: Rows of the embedding table of each of its columns.
+        sizes: The rows of the embedding table of each of its columns.
 
     Attributes:
-        history, sizes: As given.
-        parts: The directories, by their first keys.
+        history: The history.
+        sizes: The rows of the embedding table of each of its columns.
+        parts: The parts, in the order of their first keys.
 
     Raises:
-        BadInputError: There is none, or a file is missing or damaged.
+        BadInputError: There are no parts, or a file is missing or damaged.
     """
 
     def __init__(self, directory: Path, history: StoredHistory, sizes: Sequence[int]) -> None:
@@ -132,7 +133,7 @@ class HistoryStore:
         self.parts, _ = open_parts(root, what, _REMEDY, self._open, "keys")
 
     def _open(self, directory: Path, first: int) -> tuple[HistoryPart, int]:
-        """Map the files of a directory, whose first key has this number, and count its keys.
+        """Map the files of a directory, and count its keys.
 
         Raises:
             BadInputError: A file is missing or damaged.
@@ -155,8 +156,8 @@ class HistoryStore:
     def _map(self, path: Path, dtype: type) -> np.ndarray:
         """Map a file of one dimension. Raises BadInputError."""
         try:
-            # Writable, in memory alone, like arrays that are not mapped: for read-only ones, Numba
-            # would compile loops again.
+            # Writable (in memory only), because Numba would compile its loops again for read-only
+            # arrays.
             array = MappedArray(path, dtype, 1, writable=True)
         except (OSError, ValueError) as error:
             what = getattr(error, "strerror", None) or error
@@ -170,26 +171,29 @@ class HistoryStore:
             array.check()
 
     def read_newest(self, key: int, events: int, maximum: int) -> list[np.ndarray]:
-        """Return the newest of a row's events, oldest first: int32 [n] for each column.
+        """Return the newest events before a row, oldest first: int32 [n] for each column.
 
         Args:
-            key, events: What the parquet holds of the row.
-            maximum: The most events to return.
+            key: The row's key in the parquet.
+            events: The row's number of events in the parquet.
+            maximum: The largest number of events to return.
 
         Raises:
-            SchemaError: They lead outside the store, or an id is outside its table.
+            SchemaError: The store does not have these events, or an id is outside its table.
         """
         if (key, events) == (-1, 0):
             return [np.empty(0, np.int32) for _ in self.history.columns]
         key_count = self.parts[-1].first + len(self.parts[-1].offsets) - 1
         if not 0 <= key < key_count:
-            raise SchemaError(f"key {key} of history {self.history.name}, which has {key_count}")
+            raise SchemaError(
+                f"key {key} of history {self.history.name}, which has {key_count} keys"
+            )
         part = next(part for part in reversed(self.parts) if part.first <= key)
         index = key - part.first
         begin, end = part.offsets[index : index + 2].tolist()
         if not (0 <= begin <= begin + events <= end <= part.offsets[-1] and events >= 0):
             raise SchemaError(
-                f"{events} events of key {key} in history {self.history.name}, where "
+                f"{events} events of key {key} in history {self.history.name}, but "
                 f"{part.directory} has {end - begin}"
             )
         end = begin + events
@@ -207,18 +211,18 @@ class HistoryStore:
 
 
 def link_histories(sources: Sequence[Path], target: Path) -> None:
-    """Link the histories of some directories into another one, see :func:`.parts.link_parts`."""
+    """Hard-link the histories of other splits, see :func:`.parts.link_parts`."""
     link_parts(sources, target, HISTORIES)
 
 
 @contextlib.contextmanager
 def write_history(directory: Path, history: StoredHistory, first: int) -> Iterator[HistoryWriter]:
-    """Write the events of some keys to ``directory/_histories/NAME/FIRST``, whole or not at all.
+    """Write the events of consecutive keys to ``directory/_histories/NAME/FIRST`` atomically.
 
     ::
 
         with write_history(splits, history, first=0) as writer:
-            writer.add([2, 0, 1], {"item": [5, 3, 9]})  # of keys 0 … 2
+            writer.add([2, 0, 1], {"item": [5, 3, 9]})  # keys 0, 1 and 2
 
     Raises:
         OutputError: The directory exists, or cannot be written.
@@ -235,7 +239,7 @@ def write_history(directory: Path, history: StoredHistory, first: int) -> Iterat
 
 
 class HistoryWriter:
-    """Writes events key by key; holds none of them."""
+    """Writes events key by key, without holding them in memory."""
 
     def __init__(self, history: StoredHistory, files: Sequence[IO[bytes]]) -> None:
         offsets, *ids = files
@@ -250,7 +254,7 @@ class HistoryWriter:
 
         Args:
             counts: The number of events of each key.
-            ids: For each column the ids of these events, of each key the oldest first.
+            ids: For each column, the ids of these events, the oldest of each key first.
         """
         ends = self._events + np.cumsum(np.asarray(counts, np.int64))
         self._offsets.append(ends)
@@ -262,6 +266,6 @@ class HistoryWriter:
         self._events += total
 
     def finish(self) -> None:
-        """Write how many keys and events there are."""
+        """Write the numbers of keys and events to the headers of the files."""
         for writer in (self._offsets, *self._ids.values()):
             writer.finish()

@@ -13,10 +13,11 @@ class Ids:
     """The encoded ids of all categorical columns of ``n`` rows.
 
     Attributes:
-        values: Integers [columns, n], one id in each row; with lists, one-dimensional.
-        offsets: Integers [columns, n + 1], for lists: row i of column j has the ids
+        values: Integers [columns, n] if every row has one id in every column; with lists, the ids
+            of all columns and rows in one dimension.
+        offsets: Integers [columns, n + 1] for lists: row i of column j has the ids
             ``values[offsets[j, i]:offsets[j, i + 1]]``, and column j + 1 begins where column j
-            ends. None if each row has one id in each column.
+            ends. None if every row has one id in every column.
     """
 
     values: np.ndarray
@@ -27,11 +28,11 @@ class Ids:
 
     @classmethod
     def from_lengths(cls, columns: Sequence[np.ndarray], lengths: np.ndarray) -> Ids:
-        """Make ids of their values and lengths.
+        """Make ids from their values and the lengths of the lists.
 
         Args:
             columns: The ids in pieces, one column after the other.
-            lengths: Integers [columns, n], how many each row has.
+            lengths: Integers [columns, n], the number of ids of each row.
         """
         values = np.concatenate(columns)
         if (lengths == 1).all():
@@ -40,7 +41,7 @@ class Ids:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Ids]) -> Ids:
-        """Return the ids of some rows, followed by those of others of the same columns."""
+        """Join the ids of several blocks of rows, which have the same columns."""
         if all(part.offsets is None for part in parts):
             return cls(np.concatenate([part.values for part in parts], axis=1))
         values: list[np.ndarray] = []
@@ -49,7 +50,7 @@ class Ids:
         return cls.from_lengths(values, np.concatenate([part.lengths for part in parts], axis=1))
 
     def slice(self, begin: int, end: int) -> Ids:
-        """Return the ids of the rows from ``begin`` to ``end``; copies of lists, else views."""
+        """Return the ids of the rows ``[begin, end)``; lists are copied, other ids are a view."""
         if self.offsets is None:
             return Ids(self.values[:, begin:end])
         offsets = self.offsets[:, begin : end + 1]
@@ -57,16 +58,13 @@ class Ids:
         return Ids.from_lengths(columns, np.diff(offsets))
 
     def take_newest(self, first: int, maximum: int) -> Ids:
-        """Return the ids with only the last ``maximum`` of each row in the columns from ``first``.
-
-        All ids of the columns before are kept.
-        """
+        """Keep only the last ``maximum`` ids of each row, in the columns from ``first`` on."""
         if self.offsets is None or self.get_lengths(first).max(initial=0) <= maximum:
             return self
         lengths = self.lengths
         lengths[first:] = np.minimum(lengths[first:], maximum)
-        # The ids of a list end where they did. So the indices of its last ones are consecutive
-        # numbers, moved by the distance between that end and its end among the ids that are kept.
+        # A shortened list keeps its end. So the indices of its ids are consecutive numbers, shifted
+        # by the distance between its end among all ids and its end among the ids that are kept.
         ends = self.offsets[:, 1:].reshape(-1)
         indices = np.arange(lengths.sum())
         indices += np.repeat(ends - lengths.cumsum(), lengths.reshape(-1))
@@ -79,14 +77,14 @@ class Ids:
         return self.values[self.offsets[j, 0] : self.offsets[j, -1]]
 
     def pad(self, j: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the last ids of each row in a column.
+        """Return the last ``width`` ids of each row in a column, padded on the left.
 
         Returns:
-            Integers [n, width], which end with the last id of the row and begin with 0 where it has
-            fewer; and bool [n, width], where there is an id.
+            The ids, integers [n, width], with 0 as padding; and where there is an id,
+            bool [n, width].
         """
         lengths = self.lengths[j]
-        from_end = np.arange(width, 0, -1)  # the last position of a row is 1 from its end
+        from_end = np.arange(width, 0, -1)  # the distance of a position to the end: width … 1
         present = from_end <= lengths[:, np.newaxis]
         padded = np.zeros(present.shape, self.values.dtype)
         indices = lengths.cumsum()[:, np.newaxis] - from_end
@@ -100,7 +98,7 @@ class Ids:
 
     @property
     def columns(self) -> list[np.ndarray]:
-        """What :meth:`column` returns for each column."""
+        """The ids of each column, see :meth:`column`."""
         if self.offsets is None:
             return [*self.values]
         ends = self.offsets[:, [0, -1]].tolist()
@@ -108,11 +106,11 @@ class Ids:
 
     @property
     def lengths(self) -> np.ndarray:
-        """How many ids each row has: [columns, n]."""
+        """The number of ids of each row, [columns, n]."""
         return self.get_lengths(0)
 
     def get_lengths(self, first: int) -> np.ndarray:
-        """Return how many ids each row has in the columns from ``first`` on."""
+        """Return the number of ids of each row, in the columns from ``first`` on."""
         if self.offsets is None:
             return np.ones_like(self.values[first:])
         return self.offsets[first:, 1:] - self.offsets[first:, :-1]
@@ -121,7 +119,7 @@ class Ids:
 def find_offsets(lengths: np.ndarray, dtype: type = np.int64) -> np.ndarray:
     """Return :attr:`Ids.offsets` for the number of ids in each row, integers [columns, n]."""
     columns, rows = lengths.shape
-    ends = lengths.cumsum().reshape(columns, rows)  # the ids of a column follow those before it
+    ends = lengths.cumsum().reshape(columns, rows)  # one running sum over all columns
     offsets = np.zeros((columns, rows + 1), dtype)
     offsets[:, 1:] = ends
     if rows:

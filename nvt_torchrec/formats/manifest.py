@@ -1,7 +1,7 @@
-"""The manifest of a run: what it read, did and wrote. It is the last file of an output directory.
+"""The manifest of a run: its inputs, settings, row counts and files. It is written last.
 
-The same run writes the same bytes; its timings are in another file. It is made by
-:mod:`etl.finish.make_manifest`.
+The same run writes the same bytes, so timings are in another file. :mod:`etl.finish.make_manifest`
+makes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OTHER_VERSION = "read it with the version of this program that wrote it, or run
 
 
 class _ByKey:
-    """Values can be taken by their names in the JSON, too: ``manifest["rows"]["in"]``."""
+    """Gives access to attributes by their JSON keys, too: ``manifest["rows"]["in"]``."""
 
     def __getitem__(self, key: str) -> Any:
         return getattr(self, key)
@@ -30,11 +30,11 @@ class InputFile(_ByKey):
     """A raw file that was read.
 
     Attributes:
-        day: Its day.
+        day: The number of its day.
         path: Its path or URL.
         fingerprint: Its size, and its time of change or a checksum.
-        rows: Its rows ``in``, ``out`` and ``rejected``; where labels are from other files also
-            those ``waiting`` for a further day.
+        rows: The numbers of rows ``in``, ``out`` and ``rejected``; with labels from other files
+            also of rows ``waiting`` for a later day.
         digest: Equal for copies of a file, see :func:`etl.state.run_record.content_digest`.
     """
 
@@ -50,10 +50,10 @@ class PartFile(_ByKey):
     """A parquet file of a split.
 
     Attributes:
-        file: Its path below the directory of the splits.
-        rows: Its number of rows.
-        bytes: Its size.
-        day: The day that its rows are of.
+        file: Its path, relative to the directory of the splits.
+        rows: The number of rows.
+        bytes: The size of the file.
+        day: The number of the day that its rows come from.
         generation: The generation of the workflow that encoded it.
         footer: The SHA-256 of its footer.
     """
@@ -82,27 +82,27 @@ class Extension(_ByKey):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest(_ByKey):
-    """What ``manifest.json`` holds.
+    """The contents of ``manifest.json``.
 
     Attributes:
         generation: The generation of the workflow.
         settings: The settings of the run.
-        extensions: The days that were added to it.
+        extensions: The days that were added to the output.
         inputs: The raw files.
-        rows: The rows ``in``, ``out`` and ``rejected``.
+        rows: The numbers of rows ``in``, ``out`` and ``rejected``.
         days: The days of each split.
-        splits: By split: rows, positives and, by column, rows that were missing and ids out of
-            vocabulary.
-        by_day_and_split: The same for each day.
-        by_day: The rows and positives of each day.
-        num_embeddings_per_feature: The table sizes, as the trainer takes them.
+        splits: For each split, the numbers of rows and positives and, by column, of missing values
+            and of ids out of vocabulary.
+        by_day_and_split: The same numbers for each day.
+        by_day: The numbers of rows and positives of each day.
+        num_embeddings_per_feature: The table sizes, as the trainer's flag takes them.
         workflow_digest: The digest of the workflow.
         versions: The versions of the packages.
         files: The parts.
         next_parts: The number of the next part of each split.
-        described: By path below OUT, the files that describe the parts, the workflow and the state
-            of the extension, and the stores of histories; their digests.
-        split: The rule by which rows were divided, with its cuts; None by days.
+        described: The digests of the files, by path below OUT, that describe the parts, the
+            workflow and the state of the extension, and of the stores of histories and vectors.
+        split: The rule by which rows were split, with its cuts; None for a split by days.
     """
 
     generation: int
@@ -127,13 +127,13 @@ class Manifest(_ByKey):
         """Read a manifest.
 
         Raises:
-            BadInputError: It is missing or damaged.
-            SchemaError: Another version of this program wrote it.
+            BadInputError: The file is missing or damaged.
+            SchemaError: An incompatible version of this program wrote it.
         """
         return FORMAT.read(cls, path, _AGAIN, other_version=_OTHER_VERSION)
 
     def write(self, path: Path) -> None:
-        """Write it, whole or not at all. Raises :class:`OutputError`."""
+        """Write the manifest atomically. Raises :class:`OutputError`."""
         content = dataclasses.asdict(self)
         content["described"] = {name: file.to_dict() for name, file in self.described.items()}
         if self.split is None:
@@ -142,7 +142,7 @@ class Manifest(_ByKey):
 
     @property
     def log_name(self) -> str:
-        """The raw files as a page names them."""
+        """The raw files, for the title of a page."""
         paths = [file.path for file in self.inputs]
         if len(paths) > 1:
             return f"{len(paths)} files, {paths[0]} to {paths[-1]}"
@@ -150,12 +150,12 @@ class Manifest(_ByKey):
 
     @property
     def day_titles(self) -> dict[int, str]:
-        """How the user knows each day: a date, the name of a file, or a number."""
+        """The name of each day for users: a date, the name of a file, or a number."""
         return {file.day: format_day_title(file.path) or str(file.day) for file in self.inputs}
 
     @property
     def split_text(self) -> str:
-        """How rows are divided, as a page says it."""
+        """The rule by which rows were split, for a page."""
         rule = self.split
         if rule is None:
             rule = {"by": "days"} | {
@@ -168,7 +168,7 @@ class Manifest(_ByKey):
         return f"{texts[0]}: {', '.join(texts[1:])}"
 
     def _name_days(self, days: list[int]) -> str:
-        """Return the first and the last of a split's days as a page names them."""
+        """Return the names of the first and last day of a split, for a page."""
         if not days:
             return "none"
         titles = self.day_titles
@@ -177,11 +177,11 @@ class Manifest(_ByKey):
         return first if first == last else f"{first} to {last}"
 
     def fingerprints(self) -> dict[str, Any]:
-        """Return the fingerprints of the inputs, as a plan record has them."""
+        """Return the fingerprints of the inputs by path, as in a plan record."""
         return {file.path: file.fingerprint for file in self.inputs}
 
     def drop_extensions(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Return the inputs of a plan record without those that the output was extended by."""
+        """Return the inputs of a plan record without those of days that were added later."""
         extended = {extension.day for extension in self.extensions}
         added = {file.path: file.fingerprint for file in self.inputs if file.day in extended}
         return {path: value for path, value in inputs.items() if added.get(path) != value}

@@ -1,7 +1,8 @@
-"""Stores in parts: directories by the number of their first entry, to which days add others.
+"""Stores in parts: directories that are named after the number of their first entry.
 
-``ROOT/FIRST``, where FIRST is decimal: the first begins at 0, each other one where the one before
-ends. No part ever changes, so that outputs share them by hard links.
+A part is ``ROOT/FIRST``, where FIRST is decimal. The first part begins at 0, and each other part
+begins where the previous one ends. Each added day adds parts; existing parts never change, so
+outputs share them by hard links.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TypeVar
 from nvt_torchrec.base.errors import BadInputError
 
 Part = TypeVar("Part")
-#: How many names an error lists.
+#: The largest number of names that an error lists.
 _MAX_LISTED = 5
 
 
@@ -25,21 +26,21 @@ def open_parts(
     open_part: Callable[[Path, int], tuple[Part, int]],
     entries: str,
 ) -> tuple[list[Part], int]:
-    """Open all parts of a store, in their order.
+    """Open all parts of a store, in order.
 
     Args:
         root: The directory of the parts.
-        what: What it is, in errors.
-        remedy: What to do about a damaged one.
-        open_part: Opens a directory, whose first entry has a number; returns the part, and how many
-            entries it has.
-        entries: What the entries are called in errors.
+        what: The name of the store in errors.
+        remedy: What to do about a damaged store.
+        open_part: Opens the directory of a part whose first entry has a given number; returns the
+            part and its number of entries.
+        entries: The name of the entries in errors, in the plural.
 
     Returns:
-        The parts, and how many entries they have together.
+        The parts, and their total number of entries.
 
     Raises:
-        BadInputError: There is none, there is a gap, or something else lies there.
+        BadInputError: There is no part, a part is missing, or the directory holds something else.
     """
     try:
         names = [path.name for path in root.iterdir() if path.name[0] != "."]
@@ -56,23 +57,23 @@ def open_parts(
     if len(parts) != len(names) or not names:
         listed = ", ".join(sorted(names)[:_MAX_LISTED]) or "nothing"
         raise BadInputError(
-            f"{root}: it holds {listed}, where directories of {entries} begin at 0 and follow each "
-            f"other without a gap (here at {expected})",
+            f"{root}: expected directories of {entries} that are named after their first number, "
+            f"from 0 on without a gap; found {listed} (complete up to {expected})",
             remedy,
         )
     return parts, expected
 
 
 def link_parts(sources: Sequence[Path], target: Path, directory: str) -> None:
-    """Link the parts of stores into another directory; those that are there stay.
+    """Hard-link the parts of stores into another directory, except for existing files.
 
     Args:
-        sources: Directories that have ``directory``, or not.
-        target: The directory that gets it.
-        directory: Of the stores, below each of them.
+        sources: The directories to link from; those without ``directory`` are skipped.
+        target: The directory to link into.
+        directory: The directory of the stores, below each source and below the target.
 
     Raises:
-        OSError: It cannot be written, or its file system has no hard links.
+        OSError: The target cannot be written, or its file system has no hard links.
     """
     for source in sources:
         for file in sorted((source / directory).rglob("*.npy")):

@@ -1,7 +1,7 @@
-"""Rows of a raw log as typed columns, which every reader returns, with masks of missing values.
+"""Rows of a raw log as typed columns with masks of missing values, as every reader returns them.
 
-A mask has one bit for each column of a row, in words of 64 columns: it is uint64 [words, n], and
-column j is bit j % 64 of word j // 64. There is at least one word.
+A mask is uint64 [words, n] and has one bit for each column of a row: column j is bit j % 64 of
+word j // 64. There is at least one word.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class Jagged:
     """A list of values in each of ``n`` rows.
 
     Attributes:
-        offsets: Integers [n + 1]: row i holds ``values[offsets[i]:offsets[i + 1]]``. The first is
-            0, the last the number of values. int64 in raw rows.
-        values: The values of all rows, one after the other.
+        offsets: Integers [n + 1], int64 in raw rows: row i holds
+            ``values[offsets[i]:offsets[i + 1]]``. The first offset is 0, the last one is the number
+            of values.
+        values: The values of all rows, one row after the other.
     """
 
     offsets: np.ndarray
@@ -39,15 +40,14 @@ class Jagged:
 
 
 _ONE = np.uint64(1)
-#: The time of a row without one: before all others, and far enough from the end of int64 that it
-#: stays so when something is added to it.
+#: The time of a row without one: earlier than all others, and far enough from the limits of int64
+#: that adding a duration to it does not overflow.
 NO_TIME = -(2**62)
-#: Where more rows of a block are bad than may be left out, so many are described, and further ones
-#: are only counted.
+#: If a block has more bad rows than are allowed, this many are described; the rest is only counted.
 DESCRIBED_BAD_ROWS = 100
-#: About how many bytes a :class:`BadRow` takes beside its texts.
+#: The approximate size of a :class:`BadRow` in bytes, without its texts.
 _BAD_ROW_BYTES = 200
-#: The number of bad rows that may be left out (``max_bad_rows``) if there is no limit.
+#: ``max_bad_rows`` without a limit.
 UNLIMITED = sys.maxsize
 
 #: uint32 [n] (raw hex32), int64 [n] (int), string array [n] without nulls (string), or lists.
@@ -55,24 +55,25 @@ CategoryValues: TypeAlias = np.ndarray | pa.StringArray | Jagged
 
 
 def get_flat_values(values: CategoryValues) -> np.ndarray | pa.StringArray:
-    """Return the values of a column, of lists those of all rows."""
+    """Return the values of a column; for lists, the values of all rows, one row after the other."""
     return values.values if isinstance(values, Jagged) else values
 
 
 def repeat_lists(lists: Jagged, index: np.ndarray, newest: int | None = None) -> Jagged:
-    """Return the lists at some positions.
+    """Return the list of each row, given the distinct lists.
 
     Args:
-        lists: Different lists [m].
-        index: int64 [n], the list of each row.
-        newest: The most values that are taken from the end of a list; None for all.
+        lists: The distinct lists [m].
+        index: int64 [n], the index of each row's list.
+        newest: Keep only this many values at the end of each list; None to keep all.
     """
     lengths = np.diff(lists.offsets)
     if newest is not None:
         lengths = np.minimum(lengths, newest)
     lengths = lengths[index]
     offsets = to_offsets(lengths)
-    # consecutive numbers, moved for each row by the distance between the two ends of its list
+    # The indices of a row's values are consecutive numbers, shifted by the distance between the
+    # end of its list in the result and in ``lists``.
     ends = lists.offsets[1:][index]
     indices = np.arange(offsets[-1]) + np.repeat(ends - offsets[1:], lengths)
     values = lists.values
@@ -86,12 +87,12 @@ class BadRow:
     """A row that breaks the spec.
 
     Attributes:
-        line: Index of the line (in parquet, of the row) within the block, from 0.
+        line: The index of the line (in parquet, of the row) within the block, from 0.
         what: The column, its value and what was expected.
-        column: Name of the column; "" if the row as a whole is wrong.
-        text: The raw line without its end (of a line that is too long, the beginning); of parquet,
-            the row's columns as JSON.
-        remedy: What to do about it, where it is more than to correct the row.
+        column: The name of the column; "" if the row as a whole is wrong.
+        text: The raw line without its line break (only its beginning if it is too long); for
+            parquet, the row's columns as JSON.
+        remedy: What to do about it; "" if the only remedy is to correct the row.
     """
 
     line: int
@@ -102,11 +103,12 @@ class BadRow:
 
     @property
     def reason(self) -> str:
-        """What is wrong, and what to do about it, in one line."""
+        """The error and its remedy, in one line."""
         return f"{self.what} -> {self.remedy}" if self.remedy else self.what
 
     def move_to(self, line: int) -> BadRow:
-        """Return the row with another line; there may be millions of them."""
+        """Return the row with another line."""
+        # not dataclasses.replace, which is slow, because there may be millions of bad rows
         return BadRow(line, self.what, self.column, self.text, self.remedy)
 
 
@@ -116,58 +118,60 @@ class RawRows:
 
     Attributes:
         labels: uint8 [labels, n], 0 or 1, the main label first; [0, n] for rows without labels.
-        dense: [dense columns, n]; int32 if all of them are, else float64; 0 where missing.
-        dense_missing: uint64 [words, n], the mask of missing values.
-        categorical: By column, the values (:data:`CategoryValues`); 0, "" or the empty list where
-            missing. For specs with ``is_criteo_format`` uint32 [categorical columns, n].
-        categorical_missing: uint64 [words, n], likewise.
-        line: int64 [n], the line of each row, from 0; lines of bad rows are not in it.
-        bad: Bad rows, which are in none of the columns; only the first ones if there are more than
-            may be left out.
-        bad_count: Number of bad rows.
-        lines: Lines of the text, or rows of parquet, counted independently of parsing, so that a
-            reader that loses rows is noticed.
+        dense: int32 [dense columns, n] if all columns are int32, else float64; 0 where missing.
+        dense_missing: uint64 [words, n], the mask of missing dense values.
+        categorical: The values of each column (:data:`CategoryValues`); 0, "" or an empty list
+            where missing. For specs with ``is_criteo_format``, uint32 [categorical columns, n].
+        categorical_missing: uint64 [words, n], the mask of missing categorical values.
+        line: int64 [n], the line of each row, from 0; bad rows do not count.
+        bad: The bad rows, which the columns do not have; only the first ones if there are more than
+            are allowed.
+        bad_count: The number of bad rows.
+        lines: The number of lines of text, or rows of parquet, counted independently of parsing, to
+            notice a reader that loses rows.
         weight: float32 [n], finite and not negative; None if the spec has no weight, or the rows
             have no labels.
-        key: int64 [n], what the split goes by: the hash of a text
-            (:func:`clicklog.text.assemble.hash_texts`) or microseconds since 1970 UTC; None if the
-            split goes by no column, or the rows have no labels.
-        times: int64 [2, n], microseconds since 1970 UTC: when the event happened, and from when it
-            is known. Of rows without labels [1, n], when they are to be scored, :data:`NO_TIME`
-            where that is missing. None if the spec has no events.
-        groups: int64 [groups, n], the hash of the key of each group of events, of rows that are
-            events of each of :attr:`FeatureSpec.event_keys`; 0 where a column of it is missing.
-            None if the spec has no events, or what happened before was added.
-        amounts: float64 [amounts, n], the numbers of columns that aggregates are of, NaN where
-            missing; None if the spec has no events, or the rows are to be scored.
-        table_keys: int64 [tables, n], the hash of the key of each table that has columns; 0 where a
-            column of it is missing. None if the spec has no tables, or their columns were joined.
+        key: int64 [n], the value by which rows are split: the hash of a string
+            (:func:`clicklog.text.assemble.hash_texts`) or microseconds since 1970 UTC. None if the
+            split uses no column, or the rows have no labels.
+        times: int64 [2, n], microseconds since 1970 UTC: when the event happened, and when it
+            becomes known. For rows without labels [1, n], the time of the row, :data:`NO_TIME`
+            where it is missing. None if the spec has no events.
+        groups: int64 [keys, n], the hash of each event key; 0 where a column of the key is missing.
+            The keys are :attr:`FeatureSpec.row_keys` if the rows are events, else
+            :attr:`FeatureSpec.groups`. None if the spec has no events, or after the features of
+            events were added.
+        amounts: float64 [amounts, n], the numbers that are aggregated, NaN where missing; None if
+            the spec has no events, or the rows are to be scored.
+        table_keys: int64 [tables, n], the hash of the key of each joined table; 0 where a column of
+            the key is missing. None if the spec has no tables, or after they were joined.
         table_rows: int64 [tables, n], the row of each table that has the key; -1 for none. None
-            until it was looked for, and where the columns of tables were joined.
+            before tables are looked up, and after they were joined.
         join_times: int64 [n], the time of each row, :data:`NO_TIME` where it is missing, if tables
             have versions; else None.
-        negative_keys: int64 [2, n], the hashes of the item and of the user of rows that negatives
-            are drawn for, 0 where missing; None once they were drawn, and of other rows.
+        negative_keys: int64 [2, n], the hashes of the item and the user of rows that negatives are
+            drawn for, 0 where missing; None for other rows, and after negatives were drawn.
         negative_times: int64 [n], the time of these rows, :data:`NO_TIME` where it is missing, if
             the spec names one; else None.
-        log_q_correction: float32 [n], what training may add to the logit of each row, because items
-            were drawn by their popularity (docs/negatives.md); None unless they were.
-        drawn: bool [n], which rows are negatives that were drawn: they are in no file, and are no
-            events; None of a spec without negatives.
+        drawn: bool [n], whether a row is a drawn negative, which is in no file and is no event;
+            None if the spec has no negatives.
+        log_q_correction: float32 [n], the correction that training may add to the logit of a row,
+            if items are drawn by popularity (docs/negatives.md); else None.
+        pointers: int32 [2 * histories, n], the columns of the parquet that point to the events of
+            each history, see :mod:`formats.histories`; None if they are not needed.
         label_keys: int64 [labels, n], the hash of the key of each label from another file; 0 where
-            a column of it is missing. None if there is no such label, or labels were added.
+            a column of the key is missing. None if there is no such label, or after they were
+            added.
         label_times: int64 [n], the time of each row, if there are such labels; else None.
-        pointers: int32 [2 histories, n], the columns of the parquet that point to the events of
-            each history, see :mod:`formats.histories`; None where nobody needs them.
         vector_rows: int32 [vectors, n], the number of each row's vector, -1 for none, see
-            :mod:`formats.vectors`. None until tables were looked up, and of a spec without vectors.
-        given_vectors: By name, the vectors that rows to score hold themselves, in the place of
-            those of tables.
-        has_aggregates: Whether the aggregates of the rows were added.
-        waiting: Rows that were left out because their clicks may still come, see
+            :mod:`formats.vectors`. None if the spec has no vectors, or before tables are looked up.
+        given_vectors: The vectors, by name, that rows to score hold themselves, instead of those of
+            tables.
+        has_aggregates: Whether the dense columns include the aggregates of the rows.
+        waiting: The number of rows that were left out because their clicks may still come, see
             :mod:`etl.labels`.
-        done: Rows that were left out because days before have them; no malformed rows are in
-            ``bad`` then.
+        done: The number of rows that were left out because earlier days have them; ``bad`` is then
+            empty.
     """
 
     labels: np.ndarray
@@ -205,7 +209,7 @@ class RawRows:
 
 
 def count_bytes(rows: RawRows) -> int:
-    """Return about how much memory some rows take, with those that are malformed."""
+    """Return the approximate size of rows in memory, bad rows included."""
     total = 0
     for row in rows.bad:
         total += _BAD_ROW_BYTES + len(row.text) + len(row.what)
@@ -222,7 +226,7 @@ def count_bytes(rows: RawRows) -> int:
 
 
 def count_mask_words(columns: int) -> int:
-    """Return the number of words of a mask for so many columns."""
+    """Return the number of words of a mask for a number of columns."""
     return max(1, -(-columns // WORD_BITS))
 
 
@@ -242,7 +246,7 @@ def get_word(mask: np.ndarray, column: int) -> np.ndarray:
 
 
 def is_missing(mask: np.ndarray, column: int) -> np.ndarray:
-    """Return where a column is missing, bool [n]."""
+    """Return where a column is missing according to a mask, bool [n]."""
     return (get_word(mask, column) >> get_bit(column)) & _ONE != 0
 
 
@@ -258,7 +262,7 @@ def set_missing(mask: np.ndarray, column: int, absent: np.ndarray) -> None:
 
 
 def make_mask(bits: list[int], columns: int) -> np.ndarray:
-    """Return the mask of integers that have bit j set where column j of a row is missing."""
+    """Make a mask from one integer per row, which has bit j set if column j is missing."""
     if columns <= WORD_BITS:
         return np.array(bits, np.uint64)[np.newaxis]
     full = 2**WORD_BITS - 1
@@ -275,7 +279,7 @@ def get_dense_dtype(spec: FeatureSpec) -> type:
 
 
 def make_empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
-    """Return no rows, with the types that rows of this spec have."""
+    """Return zero rows, with the types that rows of this spec have."""
     plan = spec.read_plan(label=label)
     columns: list[Any] = []
     for column in spec.categorical:
@@ -304,25 +308,25 @@ def make_empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
 
 
 def add_bad_rows(rows: RawRows, bad: Sequence[BadRow]) -> RawRows:
-    """Add bad rows that the parser did not see.
+    """Add bad rows that were removed before parsing, such as lines that are too long.
 
     Args:
-        rows: The parsed rows; their line numbers do not count the bad rows.
+        rows: The parsed rows; their line numbers do not count the added rows.
         bad: The bad rows in order; their line numbers count all lines.
     """
-    # how many of the parsed lines come before each bad row
+    # the number of parsed lines before each added row
     parsed_before = np.array([row.line - i for i, row in enumerate(bad)], np.int64)
 
-    def count_all(line: np.ndarray) -> np.ndarray:
-        """Return line numbers that count the bad rows, too."""
+    def renumber(line: np.ndarray) -> np.ndarray:
+        """Return line numbers that count the added rows, too."""
         return line + np.searchsorted(parsed_before, line, side="right")
 
     described = list(bad)
     for row in rows.bad:
-        described.append(row.move_to(int(count_all(np.array(row.line)))))
+        described.append(row.move_to(int(renumber(np.array(row.line)))))
     return dataclasses.replace(
         rows,
-        line=count_all(rows.line),
+        line=renumber(rows.line),
         bad=sorted(described, key=lambda row: row.line),
         bad_count=rows.bad_count + len(bad),
         lines=rows.lines + len(bad),

@@ -1,7 +1,8 @@
-"""The schema beside the parquet: which columns are label, dense and categorical, and table sizes.
+"""The schema next to the parquet: the labels, dense and categorical columns, and the table sizes.
 
-Written as ``.merlin/schema.json`` in the form Merlin reads (``merlin.io.Dataset(path).schema``:
-names, tags, dtypes, ``embedding_sizes``), and read back here without importing Merlin.
+It is written as ``.merlin/schema.json`` in the form that Merlin reads
+(``merlin.io.Dataset(path).schema``: names, tags, dtypes, ``embedding_sizes``), and read back here
+without importing Merlin.
 """
 
 from __future__ import annotations
@@ -22,43 +23,45 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SCHEMA_FILE = Path(".merlin") / "schema.json"
-#: The tag of the column with the weights of the rows; Merlin has no tag of its own for it.
+# Tags that Merlin does not define.
+#: The column with the weights of the rows.
 WEIGHT_TAG = "sample_weight"
-#: The tag of the column with the correction for how drawn rows were drawn; likewise.
+#: The column with the correction for drawing negatives by popularity.
 LOG_Q_TAG = "log_q_correction"
-#: The tag of the columns that point to a history's events.
+#: The columns that point to a history's events.
 HISTORY_TAG = "history"
-#: That of the columns with the numbers of vectors.
+#: The columns with the numbers of vectors.
 VECTOR_TAG = "vector"
-#: The tags of Merlin's columns.
+#: Merlin's tags.
 _TARGET_TAG = "target"
 _DENSE_TAG = "continuous"
 _CATEGORICAL_TAG = "categorical"
 #: What to do about a damaged schema.
 _AGAIN = "copy it again, or run the ETL again"
-#: The most rows of a table: ids are int32.
+#: The largest number of rows of a table, because ids are int32.
 LARGEST_TABLE = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class TableSchema:
-    """Columns of the training parquet, in order, and the rows each embedding table needs.
+    """The columns of the training parquet, in order, and the rows that each embedding table needs.
 
     Attributes:
-        labels: Names of the labels' columns (float32), the main one first; a text is one label.
-        dense: Names of the dense columns (float32).
-        categorical: Names of the id columns (int32).
-        table_sizes: Per categorical column, 1 + its largest possible id.
+        labels: The names of the label columns (float32), the main one first. A string is accepted
+            for a single label.
+        dense: The names of the dense columns (float32).
+        categorical: The names of the id columns (int32).
+        table_sizes: For each categorical column, 1 + its largest possible id.
         multi_hot: The categorical columns that hold a list of ids in each row (list<int32>).
-        weight: Name of the column with the weights of the rows (float32); "" for none.
-        histories: The histories, each with two more columns (int32); see
+        weight: The name of the column with the weights of the rows (float32); "" for none.
+        histories: The histories, each with two additional columns (int32); see
             :mod:`nvt_torchrec.formats.histories`.
-        vocabularies: Per categorical column, the name of its vocabulary: columns of one name share
-            ids, and an embedding table; (): each has its own.
-        vectors: The vectors, each with one more column (int32); see
+        vocabularies: For each categorical column, the name of its vocabulary. Columns with the same
+            one share ids and an embedding table. () if each has its own.
+        vectors: The vectors, each with one additional column (int32); see
             :mod:`nvt_torchrec.formats.vectors`.
-        log_q_correction: Name of the column with what training may add to a row's logit, because
-            items were not drawn evenly (float32, docs/negatives.md); "" for none.
+        log_q_correction: The name of the column with the correction that training may add to a
+            row's logit, if items are drawn by popularity (float32, docs/negatives.md); "" for none.
     """
 
     labels: tuple[str, ...]
@@ -87,7 +90,7 @@ class TableSchema:
             if size > LARGEST_TABLE:
                 raise SchemaError(
                     f"column {name}: a table of {size} rows; int32 ids allow {LARGEST_TABLE}",
-                    "hash or number the ids into a smaller table",
+                    "hash the ids, or number them consecutively, for a smaller table",
                 )
         check_vocabularies(self.categorical, self.vocabularies, self.table_sizes)
         unknown = set(self.multi_hot) - set(self.categorical)
@@ -97,10 +100,10 @@ class TableSchema:
         self._check_vectors()
 
     def _check_histories(self) -> None:
-        """Check that histories have columns of single ids, and names that no column has.
+        """Check that histories list single-hot columns, and that their names are unique.
 
         Raises:
-            SchemaError: They have not.
+            SchemaError: One of these is not so.
         """
         single = set(self.categorical) - {*self.multi_hot}
         names = [*self.columns]
@@ -109,16 +112,16 @@ class TableSchema:
             for name in history.columns:
                 if name not in single:
                     raise SchemaError(
-                        f"history {history.name}: column {name} is no categorical column with one "
-                        "id in each row",
-                        "a history takes the vocabulary and the table of such a column",
+                        f"history {history.name}: column {name} is not a categorical column with "
+                        "one id in each row",
+                        "name such a column, whose vocabulary and table the history shares",
                     )
         if self.histories and len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise SchemaError(f"two columns are called {twice}", "rename the history")
 
     def _check_vectors(self) -> None:
-        """Check that vectors have names that nothing else has. Raises SchemaError."""
+        """Raise SchemaError unless the names of vectors are unique."""
         if not self.vectors:
             return
         names = [*self.columns]
@@ -136,10 +139,7 @@ class TableSchema:
 
     @property
     def integers(self) -> list[str]:
-        """The columns of int32 and of its lists, which come last.
-
-        They are ids, pointers to the events of histories, and the numbers of vectors.
-        """
+        """The int32 and list<int32> columns, which come last: ids, pointers, numbers of vectors."""
         names = [*self.categorical]
         for history in self.histories:
             names += history.pointers
@@ -148,7 +148,10 @@ class TableSchema:
 
     @property
     def features(self) -> dict[str, str]:
-        """The keys of a batch's ids, see :func:`.histories.list_features`."""
+        """The keys of a batch's ids, each with the column whose table it uses.
+
+        See :func:`.histories.list_features`.
+        """
         return list_features(self.categorical, self.histories)
 
     @property
@@ -164,7 +167,7 @@ class TableSchema:
 
     @functools.cached_property
     def arrow(self) -> pa.Schema:
-        """Schema of the parquet: floats float32, ids int32 or lists of int32; no nulls."""
+        """The schema of the parquet: float32, then int32 or list<int32>; no nulls."""
         import pyarrow as pa  # takes 100 ms, and readers of table sizes do not need it
 
         fields = [pa.field(name, pa.float32(), nullable=False) for name in self.floats]
@@ -200,7 +203,7 @@ class TableSchema:
             feature = _describe_column(name, "INT", [_CATEGORICAL_TAG])
             feature["intDomain"] = {"name": domain, "max": str(size - 1), "isCategorical": True}
             properties = feature["annotation"]["extraMetadata"][0]
-            if name in self.multi_hot:  # a second dimension without bounds: how Merlin says ragged
+            if name in self.multi_hot:  # Merlin marks a ragged list by an unbounded dimension
                 properties |= {"is_list": True, "is_ragged": True, "_dims": [[0.0, None]] * 2}
             properties["embedding_sizes"] = {
                 "cardinality": size,
@@ -225,17 +228,17 @@ class TableSchema:
 
     @classmethod
     def read(cls, directory: Path | str) -> TableSchema:
-        """Read ``directory/.merlin/schema.json``; of splits that NVTabular wrote, that of train.
+        """Read ``directory/.merlin/schema.json``, or the one of ``train``, as NVTabular writes it.
 
         Raises:
-            BadInputError: There is none, or it is damaged.
+            BadInputError: The file is missing or damaged.
             SchemaError: It has no label, or a categorical column without a table size.
         """
         path = Path(directory) / SCHEMA_FILE
         train_path = Path(directory) / "train" / SCHEMA_FILE
         if not path.exists() and train_path.exists():
             path = train_path
-        value = read_json(path, "the schema that the ETL writes beside the parquet files", _AGAIN)
+        value = read_json(path, "the schema that the ETL writes next to the parquet files", _AGAIN)
         try:
             return cls.from_dict(value, path)
         except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
@@ -245,11 +248,15 @@ class TableSchema:
 
     @classmethod
     def from_dict(cls, value: Any, path: Path | str) -> TableSchema:
-        """Make a schema of Merlin's JSON; ``path`` is named in errors.
+        """Make a schema from Merlin's JSON.
+
+        Args:
+            value: The JSON.
+            path: The name of the file, for errors.
 
         Raises:
             SchemaError: It has no label, or a categorical column without a table size.
-            AttributeError, LookupError, TypeError, ValueError, OverflowError: It is no schema.
+            AttributeError, LookupError, TypeError, ValueError, OverflowError: It is not a schema.
         """
         tags = (_TARGET_TAG, WEIGHT_TAG, LOG_Q_TAG, _DENSE_TAG, _CATEGORICAL_TAG)
         names: dict[str, list[str]] = {tag: [] for tag in tags}
@@ -263,7 +270,7 @@ class TableSchema:
             feature_tags = feature.get("annotation", {}).get("tag", [])
             name = feature["name"]
             if not isinstance(name, str) or name in seen:
-                raise ValueError(f"column name {name!r:.60} is not text or occurs twice")
+                raise ValueError(f"column name {name!r:.60} is not a string, or occurs twice")
             seen.add(name)
             tag = next((tag for tag in tags if tag in feature_tags), "")
             if tag:
@@ -276,7 +283,7 @@ class TableSchema:
                     multi_hot.append(name)
             elif HISTORY_TAG in feature_tags:
                 properties = feature["annotation"]["extraMetadata"]
-                if "columns" in properties[0]:  # the first of a history's two columns
+                if "columns" in properties[0]:  # only the first of a history's two columns has them
                     columns = tuple(properties[0]["columns"])
                     histories.append(StoredHistory(properties[0]["history"], columns))
             elif VECTOR_TAG in feature_tags:
@@ -284,8 +291,8 @@ class TableSchema:
         for tag in (WEIGHT_TAG, LOG_Q_TAG):
             if len(names[tag]) > 1:
                 raise SchemaError(
-                    f"{path}: {' and '.join(names[tag])} are both tagged {tag}",
-                    "a row has one of them: remove the tag of the others",
+                    f"{path}: the columns {' and '.join(names[tag])} have the tag {tag}",
+                    "remove the tag from all but one column",
                 )
         if not names[_TARGET_TAG]:
             raise SchemaError(
@@ -313,32 +320,32 @@ class TableSchema:
 
 
 def _read_table_size(feature: dict[str, Any], path: Path | str) -> int:
-    """Return the rows of a categorical column's table. Raises SchemaError if there are none."""
+    """Return the rows of a categorical column's table. Raises SchemaError if it has no size."""
     size = int(feature.get("intDomain", {}).get("max", -1)) + 1
     if size < 1:
         raise SchemaError(
             f"{path}: column {feature['name']} has no table size (intDomain.max)",
-            "write it there, the largest id; in a workflow of NVTabular, HashedCross says none: "
-            "put Categorify after it",
+            "write the largest id there; in a workflow of NVTabular, put Categorify after "
+            "HashedCross, which sets no size",
         )
     return size
 
 
 def _read_vector(feature: dict[str, Any]) -> StoredVectors:
-    """Return the vector whose numbers a column has. Raises SchemaError."""
+    """Return the vector that a column points to. Raises SchemaError."""
     properties = feature["annotation"]["extraMetadata"][0]
     vector = StoredVectors(properties["vector"], properties["width"], properties["dtype"])
     if feature["name"] != vector.pointer:
         raise SchemaError(
-            f"column {feature['name']!r:.60} has the numbers of vector {vector.name!r:.60}, and is "
-            f"not called {vector.pointer!r:.60}",
+            f"column {feature['name']!r:.60} points to vector {vector.name!r:.60}, but is not "
+            f"called {vector.pointer!r:.60}",
             _AGAIN,
         )
     return vector
 
 
 def _describe_column(name: str, kind: str, tags: list[str]) -> dict[str, Any]:
-    """Return a column as Merlin's JSON describes it, without a list and without a domain."""
+    """Return Merlin's JSON for a column of single values, without a domain."""
     properties = {
         "is_list": False,
         "is_ragged": False,
@@ -351,25 +358,25 @@ def _describe_column(name: str, kind: str, tags: list[str]) -> dict[str, Any]:
 def check_vocabularies(
     categorical: Sequence[str], vocabularies: Sequence[str], sizes: Sequence[int]
 ) -> None:
-    """Check that columns of one vocabulary have tables of one size.
+    """Check that columns that share a vocabulary have the same table size.
 
     Args:
         categorical: The columns.
-        vocabularies: The vocabulary of each; () if each has its own.
-        sizes: The rows of the table of each.
+        vocabularies: The vocabulary of each column; () if each has its own.
+        sizes: The table size of each column.
 
     Raises:
         SchemaError: The sizes differ, or not every column has a vocabulary.
     """
-    first: dict[str, tuple[str, int]] = {}  # by vocabulary, the first column with it, and its size
+    first: dict[str, tuple[str, int]] = {}  # by vocabulary: its first column, and the table size
     if len(vocabularies) not in (0, len(categorical)):
         raise SchemaError(f"{len(categorical)} columns, {len(vocabularies)} vocabularies")
     for name, vocabulary, size in zip(categorical, vocabularies, sizes, strict=False):
         other, rows = first.setdefault(vocabulary, (name, size))
         if size != rows:
             raise SchemaError(
-                f"columns {other} and {name} have the vocabulary {vocabulary}, so one table, and "
-                f"sizes of {rows} and {size} rows",
+                f"columns {other} and {name} share the vocabulary {vocabulary}, and so a table, "
+                f"but have sizes of {rows} and {size} rows",
                 "give both the same size",
             )
 

@@ -1,25 +1,25 @@
-"""The files of tables beside a saved workflow: what is known of keys, such as users and items.
+"""The files of tables in a saved workflow, which hold columns by key, such as users or items.
 
-Layout of ``WORKFLOW/tables/NAME``; ``metadata.json`` of the workflow lists the files with their
-digests, and they are mapped, not read::
+Layout of ``WORKFLOW/tables/NAME``. The workflow's ``metadata.json`` lists the files with their
+digests; they are memory-mapped::
 
-    keys.npy              int64 [rows], the hashes of the keys, rising
-    starts.npy            for a table with versions, int64 [rows]: the time from which each is
-                          known, in microseconds since 1970 UTC; rising for each key
+    keys.npy              int64 [rows], the hashes of the keys, ascending
+    starts.npy            for a table with versions, int64 [rows]: the time from which each version
+                          is known, in microseconds since 1970 UTC; ascending within a key
     COLUMN.missing.npy    uint8 [rows], 1 where the column is missing
-    COLUMN.values.npy     for a dense column, float64 [rows]; for a categorical one, its distinct
-                          values: int64, uint32 (raw type hex32), or the UTF-8 bytes of texts
-    COLUMN.texts.npy      for texts, int64 [distinct + 1], the offset of each in these bytes
+    COLUMN.values.npy     for a dense column, float64 [rows]; for a categorical column, its distinct
+                          values: int64, uint32 (raw type hex32), or the UTF-8 bytes of strings
+    COLUMN.texts.npy      for strings, int64 [distinct + 1], the offset of each in these bytes
     COLUMN.codes.npy      for a categorical column, int32, the index of the value of each row or,
                           for lists, of each item; 0 where the column is missing
     COLUMN.lists.npy      for lists, int64 [rows + 1], the offset of each row's items
-    VECTOR.missing.npy    of a vector, as of a column
+    VECTOR.missing.npy    uint8 [rows], 1 where the vector is missing
     VECTOR.codes.npy      int32 [rows], the number of each row's vector in ``WORKFLOW/vectors``,
                           see :mod:`formats.vectors`; 0 where it is missing
 
-Values are raw ones: dense values are not transformed yet, and categories have no ids. So rows that
-take them are encoded like rows that hold them in their own columns. Distinct values are stored
-once, so that the ETL counts and encodes each once, however many rows of the log have it.
+Values are raw: dense values are not transformed yet, and categories have no ids yet. So rows that
+get them from a table are encoded like rows that hold them in their own columns. Distinct values are
+stored once, so the ETL counts and encodes each once, however many rows of the log have it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import numpy as np
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 
-#: In the directory of a workflow.
+#: The directory of all tables, in that of a workflow.
 DIRECTORY = "tables"
 KEYS = "keys.npy"
 STARTS = "starts.npy"
@@ -76,12 +76,12 @@ def list_table_files(spec: FeatureSpec) -> list[str]:
 
 
 def link_table(spec: FeatureSpec, name: str, source: Path, target: Path) -> None:
-    """Link the files of a table from one directory to another, which may not have them.
+    """Hard-link the files of a table into another directory, which must not have them.
 
-    The files are never written to again, so that generations of a workflow share them.
+    The files never change, so generations of a workflow share them.
 
     Raises:
-        OSError: A file is missing, or the file system has no hard links.
+        OSError: A file is missing or exists, or the file system has no hard links.
     """
     target.mkdir(parents=True, exist_ok=True)
     for file in list_table_arrays(spec, name):

@@ -1,15 +1,16 @@
-"""Vectors: a list of numbers of one length for each key of a table, such as a text's embedding.
+"""Vectors: a list of numbers of fixed length for each key of a table, such as a text embedding.
 
-The parquet has one int32 column for each vector, without nulls, after the pointers of histories:
-``NAME.vector``, the number of the row's vector, from 0; -1: the row has none.
+The parquet has one int32 column without nulls for each vector, after the pointers of histories:
+``NAME.vector`` is the number of the row's vector, from 0, or -1 if the row has none.
 
-The vectors lie in ``SPLITS/_vectors/NAME/FIRST/values.npy``, [n, width] float32 or float16 in C
-order, where FIRST is the number of the first vector in it, in decimal. The first directory begins
-at 0, each other one where the one before ends; days that are added get new ones, and no old one
-ever changes. All values are finite. ``WORKFLOW/vectors/NAME/FIRST/values.npy`` are the same files.
+The vectors are in ``SPLITS/_vectors/NAME/FIRST/values.npy``, [n, width] float32 or float16 in C
+order, where FIRST is the decimal number of the first vector in the file. The first directory begins
+at 0, and each other one begins where the previous one ends. Added days get new directories; old
+ones never change. All values are finite. ``WORKFLOW/vectors/NAME/FIRST/values.npy`` are links to
+the same files.
 
-A model gets ``dense_vectors``, float32 [rows, sum of (width + 1)]: of each vector in the order of
-the schema its values, and behind them an indicator, 1; where a row has none, zeros.
+A model gets ``dense_vectors``, float32 [rows, sum of (width + 1)]: for each vector, in the order of
+the schema, its values followed by an indicator, 1. A row without the vector has zeros.
 """
 
 from __future__ import annotations
@@ -29,29 +30,28 @@ from nvt_torchrec.base.files.mapping import ArrayWriter, MappedArray
 from nvt_torchrec.formats.parts import link_parts, open_parts
 
 T = TypeVar("T")
-#: The directory of all vectors, beside those of the splits.
+#: The directory of all vectors next to those of the splits, and in a workflow or bundle.
 VECTORS = "_vectors"
-#: That of a workflow and of a bundle.
 IN_WORKFLOW = "vectors"
 VALUES = "values.npy"
 #: The number of a row without a vector.
 NO_VECTOR = -1
 MAX_WIDTH = 65_536
-#: How vectors may be stored, and their bytes.
+#: The dtypes in which vectors can be stored, and the bytes of a value.
 DTYPES = {"float32": 4, "float16": 2}
 _REMEDY = "copy the vectors again, or run the ETL again"
-#: About how many values are gathered at once, so that what is gathered is checked in the cache.
+#: About how many values are gathered at once, so that they are still in the cache when checked.
 _BLOCK_VALUES = 1 << 18
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredVectors:
-    """A vector of the data.
+    """The name and form of a vector of the data.
 
     Attributes:
-        name: Its name, a plain file name.
-        width: The numbers in it, 1 to :data:`MAX_WIDTH`.
-        dtype: How they are stored, one of :data:`DTYPES`.
+        name: The name, a plain file name.
+        width: The length, 1 to :data:`MAX_WIDTH`.
+        dtype: The stored type, one of :data:`DTYPES`.
     """
 
     name: str
@@ -61,7 +61,7 @@ class StoredVectors:
     def __post_init__(self) -> None:
         name = self.name
         is_text = isinstance(name, str)
-        # It becomes the name of a directory.
+        # The name becomes the name of a directory.
         if not is_text or Path(name).name != name or "\0" in name or name[:1] in ("", "."):
             raise SchemaError(
                 f"vector {name!r:.60}: it cannot be the name of a file",
@@ -80,33 +80,33 @@ class StoredVectors:
 
     @property
     def pointer(self) -> str:
-        """The column of the parquet with the number of each row's vector."""
+        """The name of the parquet column with the number of each row's vector."""
         return f"{self.name}.vector"
 
     @property
     def num_inputs(self) -> int:
-        """How many inputs of a model it is: its values and the indicator."""
+        """The number of columns in ``dense_vectors``: the values and the indicator."""
         return self.width + 1
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of one vector in the store."""
+        """The size of one vector in the store, in bytes."""
         return self.width * DTYPES[self.dtype]
 
 
 def count_inputs(vectors: Iterable[StoredVectors]) -> int:
-    """Return the width of ``dense_vectors``: how many inputs of a model some vectors are."""
+    """Return the number of columns of ``dense_vectors``."""
     return sum(vector.num_inputs for vector in vectors)
 
 
 @dataclasses.dataclass(frozen=True)
 class VectorPart:
-    """Some vectors, mapped from a file.
+    """The vectors of one directory, mapped from its file.
 
     Attributes:
-        directory: Where they are.
-        first: The number of the first one.
-        values: [n, width].
+        directory: The directory.
+        first: The number of the first vector.
+        values: [n, width], float32 or float16.
     """
 
     directory: Path
@@ -117,20 +117,20 @@ class VectorPart:
 class VectorStore:
     """All vectors of one name, mapped from files. Thread-safe.
 
-    Opening it reads no vectors: types and shapes are checked, and :meth:`take` checks what it
-    reads.
+    Opening the store checks types and shapes, but reads no vectors; :meth:`take` checks the values
+    that it reads.
 
     Args:
-        directory: That of all vectors, with ``NAME/FIRST`` below it.
-        vectors: Their name and form.
+        directory: The directory of all vectors, with ``NAME/FIRST`` below it.
+        vectors: The name and form of the vectors.
 
     Attributes:
-        vectors: As given.
-        parts: The directories, by their first numbers.
-        count: How many vectors there are.
+        vectors: The name and form of the vectors.
+        parts: The parts, in the order of their first numbers.
+        count: The number of vectors.
 
     Raises:
-        BadInputError: There are none, or a file is missing or damaged.
+        BadInputError: There are no vectors, or a file is missing or damaged.
     """
 
     def __init__(self, directory: Path, vectors: StoredVectors) -> None:
@@ -145,7 +145,7 @@ class VectorStore:
         """Map the file of a directory, and count its vectors. Raises BadInputError."""
         file = directory / VALUES
         try:
-            # Read-only: of a writable mapping, the kernel would have to promise as much memory.
+            # Read-only, because the kernel would reserve memory for a writable (private) mapping.
             array = MappedArray(file, np.dtype(self.vectors.dtype), 2)
         except (OSError, ValueError) as error:
             what = getattr(error, "strerror", None) or error
@@ -153,8 +153,8 @@ class VectorStore:
         count, width = array.values.shape
         if width != self.vectors.width or not count:
             raise BadInputError(
-                f"{file}: {count} vectors of {width} values, where vector {self.vectors.name} has "
-                f"{self.vectors.width}",
+                f"{file}: expected vectors of width {self.vectors.width}, at least one, for vector "
+                f"{self.vectors.name}; found {count} of width {width}",
                 _REMEDY,
             )
         self._mapped.append(array)
@@ -166,11 +166,12 @@ class VectorStore:
             array.check()
 
     def take(self, numbers: np.ndarray, out: np.ndarray) -> None:
-        """Write vectors and their indicators.
+        """Write vectors and their indicators to ``out``.
 
         Args:
             numbers: int32 [n], the numbers of the vectors; -1 for none.
-            out: float32 [n, width + 1], in any strides: gets each vector, then 1; zeros for none.
+            out: float32 [n, width + 1] with any strides. Each row becomes a vector followed by 1,
+                or zeros for none.
 
         Raises:
             SchemaError: A number is outside the store, or a value is not finite.
@@ -184,10 +185,10 @@ class VectorStore:
             self._take_block(numbers[rows], out[rows])
 
     def take_values(self, numbers: np.ndarray) -> np.ndarray:
-        """Return vectors as they are stored, [n, width].
+        """Return vectors in the stored dtype, [n, width].
 
         Args:
-            numbers: int32 [n], at least one of which there is.
+            numbers: int32 [n], the numbers of the vectors, at least one.
 
         Raises:
             SchemaError: A number is outside the store.
@@ -202,23 +203,23 @@ class VectorStore:
         return taken
 
     def _check_numbers(self, numbers: np.ndarray, minimum: int) -> None:
-        """Raise SchemaError if a number, of at least one, is outside the store."""
+        """Raise SchemaError if one of the numbers [n], n > 0, is outside the store."""
         lowest, highest = int(numbers.min()), int(numbers.max())
         if lowest < minimum or highest >= self.count:
             wrong = lowest if lowest < minimum else highest
             raise SchemaError(
-                f"vector {wrong} of {self.vectors.name}, which has {self.count}", _REMEDY
+                f"vector {wrong} of {self.vectors.name}, which has {self.count} vectors", _REMEDY
             )
 
     def _take_block(self, numbers: np.ndarray, out: np.ndarray) -> None:
-        """Write some vectors, whose numbers are inside. Raises SchemaError."""
-        is_there = numbers >= 0
-        out[:, -1] = is_there
-        out[~is_there, :-1] = 0
+        """Write a block of vectors whose numbers were checked. Raises SchemaError."""
+        has_vector = numbers >= 0
+        out[:, -1] = has_vector
+        out[~has_vector, :-1] = 0
         for part in self.parts:
-            inside = is_there & (numbers >= part.first)
-            inside &= numbers < part.first + len(part.values)
-            rows = np.flatnonzero(inside)
+            in_part = has_vector & (numbers >= part.first)
+            in_part &= numbers < part.first + len(part.values)
+            rows = np.flatnonzero(in_part)
             if not len(rows):
                 continue
             found = part.values[numbers[rows] - part.first]
@@ -239,11 +240,11 @@ class VectorStores:
     """The stores of several vectors. Thread-safe.
 
     Args:
-        directory: That of all vectors, with ``NAME/FIRST`` below it.
-        vectors: Their names and forms, in the order of the schema.
+        directory: The directory of all vectors, with ``NAME/FIRST`` below it.
+        vectors: The names and forms of the vectors, in the order of the schema.
 
     Attributes:
-        stores: One for each of them.
+        stores: The store of each vector.
 
     Raises:
         BadInputError: A store is missing or damaged.
@@ -267,7 +268,7 @@ class VectorStores:
 
         Args:
             numbers: int32 [vectors, n], the numbers of the vectors; -1 for none.
-            out: The memory of the result; by default it is new.
+            out: The array to write to; None for a new one.
 
         Raises:
             SchemaError: A number is outside its store, or a value is not finite.
@@ -282,12 +283,13 @@ class VectorStores:
 
 
 def list_vector_files(name: str, files: Iterable[str]) -> list[str]:
-    """Return the files of a vector's parts among those of a workflow, relative to it.
+    """Return the files of a vector's parts, relative to the workflow.
+
+    The first part is returned even if the workflow does not list it, because every vector has one.
 
     Args:
         name: The name of the vector.
-        files: The names of all files of the workflow. That of the first part is returned even if it
-            is not among them: there is no vector without it.
+        files: The names of all files of the workflow.
     """
     root = f"{IN_WORKFLOW}/{name}/"
     found = [f"{root}0/{VALUES}"]
@@ -300,27 +302,27 @@ def list_vector_files(name: str, files: Iterable[str]) -> list[str]:
 
 
 def select_vectors(files: Mapping[str, T]) -> dict[str, T]:
-    """Return those of a workflow's files that hold vectors; by their names, relative to it."""
+    """Return the items whose names, relative to the workflow, are files of vectors."""
     return {name: item for name, item in files.items() if name.startswith(f"{IN_WORKFLOW}/")}
 
 
 def link_vectors(source: Path, target: Path, name: str) -> None:
-    """Link the vectors of a name into another directory; those that are there stay.
+    """Hard-link the vectors of one name into another directory, except for existing files.
 
     Args:
-        source: The directory with ``NAME/FIRST`` below it, or without.
-        target: The one that gets them.
-        name: Their name.
+        source: The directory of all vectors to link from.
+        target: The directory to link into.
+        name: The name of the vectors; if the source has none, nothing is linked.
 
     Raises:
-        OSError: It cannot be written, or its file system has no hard links.
+        OSError: The target cannot be written, or its file system has no hard links.
     """
     link_parts([source], target, name)
 
 
 @contextlib.contextmanager
 def write_vectors(directory: Path, vectors: StoredVectors, first: int) -> Iterator[VectorWriter]:
-    """Write vectors to ``directory/NAME/FIRST``, whole or not at all.
+    """Write vectors to ``directory/NAME/FIRST`` atomically.
 
     ::
 
@@ -340,11 +342,7 @@ def write_vectors(directory: Path, vectors: StoredVectors, first: int) -> Iterat
 
 
 class VectorWriter:
-    """Appends vectors; holds none of them.
-
-    Attributes:
-        count: How many there are.
-    """
+    """Appends vectors to a file, without holding them in memory."""
 
     def __init__(self, vectors: StoredVectors, file: IO[bytes]) -> None:
         self._width = vectors.width
@@ -352,16 +350,16 @@ class VectorWriter:
 
     @property
     def count(self) -> int:
-        """How many vectors were appended."""
+        """The number of appended vectors."""
         return self._writer.length
 
     def append(self, values: np.ndarray | Sequence[Sequence[float]]) -> None:
-        """Add vectors [n, width], whose values are finite as they are stored."""
+        """Append vectors [n, width], whose values must be finite in the stored dtype."""
         array = np.asarray(values)
         if array.ndim != 2 or array.shape[1] != self._width:
-            raise ValueError(f"vectors {list(array.shape)} instead of [n, {self._width}]")
+            raise ValueError(f"expected vectors [n, {self._width}], got {list(array.shape)}")
         self._writer.append(array)
 
     def finish(self) -> None:
-        """Write how many there are."""
+        """Write the number of vectors to the file's header."""
         self._writer.finish()

@@ -1,7 +1,7 @@
-"""The vocabularies of a saved workflow, and its line of descent, which is a list of generations.
+"""The vocabularies of a saved workflow, and its lineage, which is a list of generations.
 
 ``python -m etl run`` makes generation 0. Each day that ``python -m etl extend`` adds makes the next
-one, whose vocabularies begin with those of the generation before: a value keeps its id.
+generation. Its vocabularies begin with those of the previous generation, so a value keeps its id.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ COPY_AGAIN = "copy the whole workflow directory again, or fit it again"
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """A workflow of a line of descent.
+    """A workflow of a lineage.
 
     Attributes:
         number: 0 for the workflow that was fitted, then 1, 2, ….
-        digest: Its digest. A day that adds nothing gives a generation with the digest of its
-            parent.
-        days: The days that were counted in this generation and in none before it, increasing.
-        values: By vocabulary, how many values it had then.
-        reused: By vocabulary, how many ids were given to other values, which only earlier versions
-            could do (``--retire_after_days``). A workflow with such ids is refused.
+        digest: The digest of the workflow. A day that adds nothing gives a generation with the
+            digest of its parent.
+        days: The days that were counted for the first time in this generation, increasing.
+        values: The number of values of each vocabulary.
+        reused: The number of ids of each vocabulary that were given to other values, which only
+            earlier versions could do (``--retire_after_days``). A workflow with such ids is
+            refused.
     """
 
     number: int
@@ -52,9 +53,9 @@ class Generation:
         if not self.days or self.days[0] < 0 or list(self.days) != sorted(set(self.days)):
             raise ValueError(f"{where}: its days {list(self.days)!r:.80} do not increase from 0")
         if min(self.values.values(), default=0) < 0:
-            raise ValueError(f"{where}: a number of values is below 0")
+            raise ValueError(f"{where}: a number of values is negative")
         if any((self.reused or {}).values()):
-            raise ValueError(f"{where}: ids have other values than before (--retire_after_days)")
+            raise ValueError(f"{where}: ids were given to other values (--retire_after_days)")
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready form."""
@@ -62,12 +63,12 @@ class Generation:
 
 
 def check_lineage(lineage: Sequence[Generation], digest: str, values: Mapping[str, int]) -> None:
-    """Check that generations are the line of descent of a workflow.
+    """Check that generations are the lineage of a workflow.
 
     Args:
         lineage: The generations.
         digest: The digest of the workflow.
-        values: By vocabulary, how many values it has.
+        values: The number of values of each vocabulary of the workflow.
 
     Raises:
         ValueError: A generation has the wrong number or vocabularies, or the last one is another
@@ -77,11 +78,11 @@ def check_lineage(lineage: Sequence[Generation], digest: str, values: Mapping[st
         if generation.number != number or generation.values.keys() != values.keys():
             raise ValueError(f"lineage[{number}] is not generation {number} of this workflow")
     if not lineage or (lineage[-1].digest, lineage[-1].values) != (digest, dict(values)):
-        raise ValueError("the last generation of the lineage is not that of the workflow")
+        raise ValueError("the last generation of the lineage is not this workflow")
 
 
 def read_columns(file: Path, kinds: Mapping[str, pa.DataType], remedy: str) -> list[pa.Array]:
-    """Read columns of a parquet file, which have no nulls.
+    """Read columns without nulls from a parquet file.
 
     Args:
         file: The file.
@@ -89,7 +90,7 @@ def read_columns(file: Path, kinds: Mapping[str, pa.DataType], remedy: str) -> l
         remedy: What to do about a damaged file.
 
     Raises:
-        BadInputError: It cannot be read, or holds something else.
+        BadInputError: The file cannot be read, or its columns have nulls or other types.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq  # pq.read_table imports pandas
@@ -99,7 +100,7 @@ def read_columns(file: Path, kinds: Mapping[str, pa.DataType], remedy: str) -> l
             table = opened.read(columns=list(kinds))
         held = dict(zip(table.column_names, table.schema.types, strict=True))
         if held != kinds or any(column.null_count for column in table.columns):
-            raise ValueError(f"columns {held}, not {dict(kinds)} without nulls")
+            raise ValueError(f"expected columns {dict(kinds)} without nulls, found {held}")
     except (OSError, ValueError, pa.ArrowException) as error:
         raise BadInputError(f"{file}: damaged: {error}", remedy) from error
     return [table.column(name).combine_chunks() for name in kinds]
@@ -110,13 +111,13 @@ class Vocabulary:
     """A column's vocabulary.
 
     Attributes:
-        name: The name of the vocabulary: the column's, or the one that columns share.
+        name: The name of the vocabulary: that of its column, or the name that columns share.
         file: The path of its values, relative to the workflow's directory.
-        values: How many values have an id of their own.
+        values: The number of values.
         table_size: The rows of the embedding table: ``values`` + reserved ids.
-        observed: The rows of the days counted (for lists: ids) that were ``null``, ``oov`` (without
-            an id of their own) and ``unique`` (in the vocabulary), over all columns that share it;
-            all 0 for a hashed column.
+        observed: The number of rows (for lists, of ids) of the counted days that were ``null``,
+            ``oov`` (out of vocabulary) and ``unique`` (in the vocabulary), over all columns that
+            share the vocabulary; all 0 for a hashed column.
     """
 
     name: str
@@ -127,11 +128,11 @@ class Vocabulary:
 
     @property
     def meta_file(self) -> str:
-        """Path of NVTabular's account of its ids."""
+        """The path of NVTabular's description of the ids, relative to the workflow's directory."""
         return str(PurePosixPath(self.file).with_name(f"meta.{self.name}.parquet"))
 
     def read_counts(self, workflow: Path) -> np.ndarray:
-        """Read how often each value occurred in the days that were counted, int64 [values].
+        """Read the number of occurrences of each value in the counted days, int64 [values].
 
         Raises:
             BadInputError: The file of the values is damaged.
@@ -143,7 +144,7 @@ class Vocabulary:
         return to_numpy(*self.read(workflow, {f"{self.name}_size": pa.int64()}))
 
     def read(self, workflow: Path, kinds: dict[str, pa.DataType]) -> list[pa.Array]:
-        """Read columns of the file of the values. Raises :class:`BadInputError`."""
+        """Read columns of the file of values. Raises :class:`BadInputError`."""
         file = workflow / self.file
         columns = read_columns(file, kinds, COPY_AGAIN)
         if len(columns[0]) != self.values:
@@ -155,7 +156,7 @@ class Vocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class VocabularyCounts:
-    """What was counted of a vocabulary: ``values`` and ``observed`` of :class:`Vocabulary`."""
+    """The counts of a vocabulary, see the attributes of :class:`Vocabulary`."""
 
     values: int
     observed: dict[str, int]
@@ -168,11 +169,11 @@ def describe_vocabularies(
 
     Args:
         spec: The columns.
-        counted: By vocabulary, what was counted of it.
-        directories: By vocabulary, the directory of its files.
+        counted: The counts of each vocabulary.
+        directories: The directory of the files of each vocabulary.
 
     Raises:
-        ValueError: A number cannot be that of a fitted vocabulary.
+        ValueError: A count cannot be right.
     """
     described = {}
     for column in spec.categorical:
@@ -182,7 +183,7 @@ def describe_vocabularies(
         observed = counts.observed
         has_keys = observed.keys() == {"null", "oov", "unique"}
         if not has_keys or min(observed.values()) < 0 or not 0 <= counts.values <= maximum:
-            raise ValueError(f"the vocabulary of column {column.name} has {counts}")
+            raise ValueError(f"the vocabulary of column {column.name} has impossible {counts}")
         described[column.name] = Vocabulary(
             name=name,
             file=f"{directories[name]}/unique.{name}.parquet",

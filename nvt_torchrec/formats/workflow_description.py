@@ -1,33 +1,32 @@
-"""The description of a saved workflow: ``metadata.json``, and the files that it names.
+"""The description of a saved workflow: ``metadata.json``, and the files that it lists.
 
-Layout of the directory, JSON and parquet only, that of NVTabular's main branch of 2026 (its
-released versions pickle)::
+The layout of the directory is that of NVTabular's main branch of 2026, with JSON and parquet only
+(its released versions pickle)::
 
     metadata.json                  versions; feature spec, statistics, vocabularies, digest; size
                                    and SHA-256 of every other file. Written last
     graph.json                     operators, their parameters and fitted state, schemas
     artifacts/node_<id>/categories/unique.<vocabulary>.parquet
-                                   <vocabulary> int64 or string, <vocabulary>_size int64 (how often
-                                   it occurred); row i has the id reserved ids + i
+                                   <vocabulary> int64 or string, <vocabulary>_size int64 (number of
+                                   occurrences); row i has the id: number of reserved ids + i
     artifacts/node_<id>/categories/meta.<vocabulary>.parquet
-                                   NVTabular's account of the ids
-    compiled/                      made from the above, see :mod:`workflows.compiled`; with digests
-                                   of its own
-    tables/                        of a spec with tables, their rows, see
+                                   NVTabular's description of the ids
+    compiled/                      made from the above, see :mod:`workflows.compiled`; has its own
+                                   digests
+    tables/                        for a spec with tables, their rows, see
                                    :mod:`formats.table_files`
-    vectors/NAME/FIRST/values.npy  of a spec with vectors, their values, see :mod:`formats.vectors`
-    events/                        of a spec with events, what happened before: ``metadata.json``
-                                   lists its ``state.json``, which lists the other files; see
+    vectors/NAME/FIRST/values.npy  for a spec with vectors, their values, see :mod:`formats.vectors`
+    events/                        for a spec with events, their state: ``metadata.json`` lists
+                                   ``state.json``, which lists the other files; see
                                    :mod:`workflows.event_state`
 
-``lineage`` in ``metadata.json`` lists the generations of the workflow from 0, itself last
+``lineage`` in ``metadata.json`` lists the generations of the workflow from 0 to itself
 (:class:`formats.vocabularies.Generation`): number, digest, the days that were counted in it for
-the first time, and the number of values of each vocabulary.
-In generation 0 a vocabulary is ordered by falling count; what
-later generations add follows behind. ``<vocabulary>_size`` and the observed rows are those of all
-days counted. Neither they nor the lineage are part of the digest.
+the first time, and the number of values of each vocabulary. In generation 0 a vocabulary is ordered
+by falling count; later generations append values. ``<vocabulary>_size`` and the observed rows
+include all counted days. Neither they nor the lineage are part of the digest.
 
-No path in it is absolute: the directory may be moved or copied.
+All paths are relative: the directory may be moved or copied.
 """
 
 from __future__ import annotations
@@ -68,17 +67,17 @@ EVENT_STATE_FILE = "events/state.json"
 
 @dataclasses.dataclass(frozen=True)
 class WorkflowDescription:
-    """A saved workflow without its values.
+    """The description of a saved workflow, without the values of its vocabularies.
 
     Attributes:
         path: The directory of the workflow.
         spec: The feature spec it was built from.
-        statistics: Mean and std of each normalized dense column, float64.
-        vocabularies: The vocabularies by categorical column.
+        statistics: The mean and std of each normalized dense column, float64.
+        vocabularies: The vocabulary of each categorical column.
         versions: The versions of the packages that fitted it.
-        digest: The SHA-256 of spec (but for file format and split), statistics and vocabulary
-            values: equal for equal transforms.
-        files: Size and SHA-256 of the other files, by relative path.
+        digest: The SHA-256 of the spec (without file format and split), the statistics and the
+            values of the vocabularies; equal for equal transforms.
+        files: The size and SHA-256 of the other files, by relative path.
         lineage: The generations it descends from and, last, itself.
     """
 
@@ -93,17 +92,17 @@ class WorkflowDescription:
 
     @classmethod
     def read(cls, path: Path) -> WorkflowDescription:
-        """Read the description of the workflow in a directory; its other files are not looked at.
+        """Read the description of the workflow in a directory, without opening its other files.
 
         Raises:
             BadInputError: There is no saved workflow, or its description is damaged.
-            SchemaError: Its format has another version.
+            SchemaError: The format has another version.
         """
         file = path / METADATA_FILE
         if (path / "workflow.pkl").exists():
             raise BadInputError(
                 f"{path}: saved by NVTabular's own Workflow.save, as a pickle",
-                "pickles are not opened, as they run code; fit it again with `python -m etl run`",
+                "fit it again with `python -m etl run`; pickles can run code, so none is opened",
             )
         content = FORMAT.read(
             _Metadata,
@@ -115,13 +114,13 @@ class WorkflowDescription:
         expected = content.file_names()
         differing = expected ^ content.files.keys()
         if content.spec.events:
-            # The state of the events is encoded with this workflow, so it is listed later.
+            # The state of the events is made with this workflow, so it is listed later.
             differing.discard(EVENT_STATE_FILE)
         if differing:
             name = min(differing)
             what = "missing" if name in expected else "unknown"
             raise BadInputError(
-                f"{file}: damaged: its files are not those of its spec: {name!r} is {what}",
+                f"{file}: damaged: it does not list the files of its spec: {name!r} is {what}",
                 COPY_AGAIN,
             )
         return cls(
@@ -140,7 +139,7 @@ class WorkflowDescription:
         )
 
     def write(self) -> None:
-        """Write ``metadata.json``; the other files are there. Raises :class:`OutputError`."""
+        """Write ``metadata.json``, after all other files. Raises :class:`OutputError`."""
         content: dict[str, Any] = {
             "digest": self.digest,
             "versions": self.versions,
@@ -156,9 +155,9 @@ class WorkflowDescription:
         FORMAT.write(self.path / METADATA_FILE, content)
 
     def list_event_state(self) -> WorkflowDescription:
-        """List the state of the events, which has been written by now, in ``metadata.json``.
+        """Add the state of the events, which has been written, to ``metadata.json``.
 
-        So the workflow is opened with this state alone, and not with that of another day.
+        The workflow can then be opened only with this state, not with the state of another day.
 
         Returns:
             The description with the state among its files.
@@ -173,10 +172,10 @@ class WorkflowDescription:
 
     @property
     def copied_files(self) -> dict[str, FileEntry]:
-        """The files that must be here: all but those of vectors, if their directory is missing.
+        """The files that must exist: all, except those of vectors if their directory is missing.
 
-        The bundle of a model without vectors has none. Whoever needs them checks that they are
-        there (:func:`workflows.vector_stores.open_vectors`).
+        The bundle of a model that uses no vectors lacks them. Code that needs them checks that they
+        exist (:func:`workflows.vector_stores.open_vectors`).
         """
         if (self.path / IN_WORKFLOW).is_dir():
             return self.files
@@ -184,11 +183,11 @@ class WorkflowDescription:
         return {name: entry for name, entry in self.files.items() if name not in left_out}
 
     def check_sizes(self) -> None:
-        """Check that its files are there and have their sizes. Raises :class:`BadInputError`."""
+        """Raise :class:`BadInputError` unless the files exist and have their sizes."""
         check_sizes(self.path, self.copied_files, COPY_AGAIN)
 
     def verify(self) -> None:
-        """Read every file and compare it with its digest. Raises :class:`BadInputError`."""
+        """Compare every file with its digest, which reads all of it. Raises BadInputError."""
         check_digests(self.path, self.copied_files, COPY_AGAIN)
 
     def check_file(self, name: str) -> Path:
@@ -205,13 +204,13 @@ class WorkflowDescription:
 
     @property
     def parent(self) -> str | None:
-        """The digest of the generation before; None if there is none."""
+        """The digest of the previous generation; None for generation 0."""
         return self.lineage[-2].digest if len(self.lineage) > 1 else None
 
     def ancestor(self, digest: str) -> Generation | None:
-        """Return the generation with a digest, which may be this one; None if there is none.
+        """Return the last generation with a digest, which may be this one; None without one.
 
-        Generations with equal digests encode every row equally; the last of them is returned.
+        Generations with equal digests encode every row in the same way.
         """
         for generation in reversed(self.lineage):
             if generation.digest == digest:
@@ -220,7 +219,7 @@ class WorkflowDescription:
 
     @property
     def table_schema(self) -> TableSchema:
-        """The schema of the data it writes."""
+        """The schema of the parquet that the workflow writes."""
         columns = self.spec.categorical
         return TableSchema(
             labels=tuple(self.spec.labels),
@@ -236,10 +235,10 @@ class WorkflowDescription:
         )
 
     def read_values(self, column: CategoricalColumn) -> tuple[pa.Array, pa.Array]:
-        """Read the values of a column's vocabulary, and how often each occurred.
+        """Read the values of a column's vocabulary, and their numbers of occurrences.
 
         Returns:
-            Arrays of int64 or string, and of int64, without nulls.
+            The values, int64 or string, and the numbers, int64; without nulls.
 
         Raises:
             BadInputError: The file is missing or damaged.
@@ -253,14 +252,14 @@ class WorkflowDescription:
         return values, counts
 
     def oov_ids(self, column: CategoricalColumn, ids: np.ndarray) -> np.ndarray:
-        """Return the ids by which values were encoded before they had ids of their own.
+        """Return the out-of-vocabulary ids that values had before they joined the vocabulary.
 
         Args:
             column: The column, which is not hashed.
-            ids: Ids of values that the vocabulary holds now: int64 [n].
+            ids: int64 [n], the ids that the values have now.
 
         Returns:
-            The ids for values out of vocabulary: int64 [n].
+            int64 [n], the out-of-vocabulary ids of the same values.
 
         Raises:
             BadInputError: The vocabulary's file is missing or damaged.
@@ -286,11 +285,11 @@ class WorkflowDescription:
 
 
 def identify(path: Path) -> WorkflowDescription | None:
-    """Return which workflow lies in a directory; None for one that NVTabular itself has saved.
+    """Read the description of the workflow in a directory; None if NVTabular itself saved it.
 
     Raises:
         BadInputError: The workflow is damaged.
-        SchemaError: Its format has another version.
+        SchemaError: The format has another version.
     """
     file = path / METADATA_FILE
     if not file.is_file():
@@ -303,7 +302,7 @@ def identify(path: Path) -> WorkflowDescription | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Metadata:
-    """What ``metadata.json`` holds."""
+    """The contents of ``metadata.json``."""
 
     digest: str
     versions: dict[str, str]
@@ -316,17 +315,17 @@ class _Metadata:
     def __post_init__(self) -> None:
         for name in self.spec.normalized_names:
             if self.statistics.get(name, {}).keys() != {"mean", "std"}:
-                raise ValueError(f"statistics.{name} are not mean and std")
+                raise ValueError(f"statistics.{name}: expected mean and std")
         missing = self.spec.vocabularies.keys() - self.vocabularies.keys()
         if missing:
             raise ValueError(f"vocabularies.{min(missing)} is missing")
         values = {name: self.vocabularies[name].values for name in self.spec.vocabularies}
         check_lineage(self.lineage, self.digest, values)
-        # for its checks of the numbers alone
+        # called for its checks; the result, whose paths are wrong, is not used
         describe_vocabularies(self.spec, self.vocabularies, dict.fromkeys(values, ""))
 
     def directory(self, vocabulary: str) -> str:
-        """Return the directory of a vocabulary's files; ``artifacts`` if none is listed."""
+        """Return the directory of a vocabulary's files; ``artifacts`` if no file is listed."""
         ending = f"/unique.{vocabulary}.parquet"
         file = next((name for name in self.files if name.endswith(ending)), f"artifacts{ending}")
         return file.removesuffix(ending)

@@ -25,7 +25,7 @@ from nvt_torchrec.formats.vectors import NO_VECTOR
 from nvt_torchrec.inference.row_reader import RowReader
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled.encoded_rows import EncodedRows
-from nvt_torchrec.workflows.event_state import add_aggregates
+from nvt_torchrec.workflows.event_state import set_aggregates
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -90,7 +90,7 @@ class Encoder:
             SchemaError: Its compiled form belongs to another workflow or another version.
         """
         workflow = compiled.load(path, verify=check)
-        encoder = cls(workflow.take_histories(workflow.schema.histories))
+        encoder = cls(workflow.add_histories(workflow.schema.histories))
         encoder._is_loaded = True
         return encoder
 
@@ -219,9 +219,9 @@ class Encoder:
             return read
         values, is_given = self._event_fields.read_aggregates(fields)
         if not is_given.all():
-            stored = self.workflow.events.values(read.groups, read.times)
+            stored = self.workflow.events.compute_aggregates(read.groups, read.times)
             values = np.where(is_given, values, stored) if is_given.any() else stored
-        return add_aggregates(read, self.spec, values)
+        return set_aggregates(read, self.spec, values)
 
 
 def _import_jagged_tensor() -> type[KeyedJaggedTensor]:

@@ -55,7 +55,7 @@ class Predictor:
 
     def __init__(self, workflow: compiled.CompiledWorkflow, model: ServingModel) -> None:
         config = model.config
-        self.workflow = workflow.take_histories(config.histories, config.max_events)
+        self.workflow = workflow.add_histories(config.histories, config.max_events)
         self.model = model
         self.labels = config.labels
         self._encoder = Encoder(self.workflow)

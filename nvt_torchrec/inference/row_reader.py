@@ -11,7 +11,7 @@ from nvt_torchrec.clicklog.in_memory.frames import check_lengths
 from nvt_torchrec.clicklog.in_memory.python_values import read_as_text
 from nvt_torchrec.clicklog.in_memory.row_fields import get_inner
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, no_such_key
-from nvt_torchrec.clicklog.text.assemble import feature, hash_keys, times_of_rows
+from nvt_torchrec.clicklog.text.assemble import get_row_times, hash_keys, make_feature
 from nvt_torchrec.clicklog.text.convert import Converted
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
@@ -124,9 +124,9 @@ class RowReader:
         categorical, bits = self._read_categorical(rows, sources)
         times = join_times = None
         if self._plan.times:
-            times = times_of_rows(sources[self._plan.times[0]])
+            times = get_row_times(sources[self._plan.times[0]])
         if self._plan.join_time is not None:
-            join_times = times_of_rows(sources[self._plan.join_time])[0]
+            join_times = get_row_times(sources[self._plan.join_time])[0]
         return RawRows(
             labels=np.empty((0, count), np.uint8),
             dense=dense,
@@ -157,7 +157,7 @@ class RowReader:
         missing = make_mask(bits, len(spec.dense))
         for j in self._derived_dense:
             column_sources = [sources[index] for index in self._plan.dense[j]]
-            dense[j], is_absent = feature(spec.dense[j], column_sources)
+            dense[j], is_absent = make_feature(spec.dense[j], column_sources)
             add_missing(missing, j, is_absent)
         return dense, missing
 
@@ -175,7 +175,7 @@ class RowReader:
             columns[j] = flat[k :: len(self._categorical)]  # `flat` is stored row by row
         for j in self._derived:
             column_sources = [sources[index] for index in self._plan.categorical[j]]
-            derived, is_absent = feature(spec.categorical[j], column_sources)
+            derived, is_absent = make_feature(spec.categorical[j], column_sources)
             assert not isinstance(derived, Jagged)
             columns[j] = derived.tolist()
             bits = [row | int(absent) << j for row, absent in zip(bits, is_absent, strict=True)]

@@ -1,1 +1,1 @@
-"""What training and serving share: models in plain PyTorch, their records and metrics."""
+"""Models in plain PyTorch, their checkpoints and metrics, shared by training and serving."""

@@ -1,4 +1,4 @@
-"""The configuration of a model, as a training run makes it and checkpoints and bundles store it."""
+"""The configuration of a model, which a training run makes and checkpoints and bundles store."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from nvt_torchrec.models.registry import MAX_VECTOR_SCALE
 
 log = logging.getLogger(__name__)
 
-#: The largest number of events of a row, over all lists, that a model gets one by one.
+#: The maximum number of events per row, over all lists, that a model gets one by one.
 _MAX_LISTED_EVENTS = 1 << 14
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnModel:
-    """Facts about the module of an own model (:mod:`.contract`), stored instead of its code.
+    """Facts about the module of a custom model (:mod:`.contract`), stored instead of its code.
 
     Attributes:
-        id_columns, length_columns: The columns whose ids and lengths it takes.
-        vector_columns: The vectors of the data that it takes as they are.
-        widest: The width of its widest layer, by which learning rates are chosen.
+        id_columns: The columns whose ids it takes.
+        length_columns: The columns whose list lengths it takes.
+        vector_columns: The vectors of the data that it takes unchanged.
+        widest: The width of its widest layer, from which learning rates are derived.
         digest: A digest of its operators (:func:`.onnx_head.digest_graph`); "" if unknown.
     """
 
@@ -50,17 +51,17 @@ class ModelConfig(Columns):
     """A model: its columns and tables, and the settings of its layers (:func:`.head.build_head`).
 
     Attributes:
-        first_order: The factor of the linear term (:class:`.head.FirstOrder`); 0 without it.
-        model: A key of :data:`.registry.MODELS`, or MODULE:FUNCTION of an own model.
-        settings: The settings of its function ``build``, as JSON holds them.
-        vector_scale: The factor of the vectors that the module gets, if there is a linear
-            term.
-        hash_indices: Whether ids beyond a table's rows share them (:func:`.contract.fold_ids`).
-        own: Facts about an own model, whose code is imported only if the caller names it; None for
-            a model of this project.
+        first_order: The factor of the linear term (:class:`.head.LinearTerm`); 0 turns it off.
+        model: A key of :data:`.registry.MODELS`, or the MODULE:FUNCTION of a custom model.
+        settings: The settings of its function ``build``, as JSON values.
+        vector_scale: The factor by which the module's input vectors are multiplied if there is a
+            linear term.
+        hash_indices: Whether ids beyond a table's rows share rows (:func:`.contract.fold_ids`).
+        own: Facts about a custom model, whose code is imported only if the caller names it; None
+            for a model of this project.
 
     Raises:
-        SchemaError: The values do not make a model.
+        SchemaError: The values contradict each other or are out of range.
     """
 
     first_order: float
@@ -93,7 +94,9 @@ class ModelConfig(Columns):
             raise SchemaError(f"a history of {unknown}, which are not categorical columns")
         names = [vectors.name for vectors in self.dense_vectors]
         if len({*names}) < len(names) or len(names) > MAX_COLUMNS:
-            raise SchemaError(f"dense_vectors {', '.join(names):.80}: too many, or one is twice")
+            raise SchemaError(
+                f"dense_vectors {', '.join(names):.80}: too many, or one is listed twice"
+            )
         unknown = {*find_vector_columns(self.own)} - {*names}
         if unknown:
             raise SchemaError(f"vector_columns {unknown}, which are not vectors of the data")
@@ -105,31 +108,31 @@ class ModelConfig(Columns):
         if len(self.lists) * self.max_events > _MAX_LISTED_EVENTS:
             raise SchemaError(
                 f"{self.max_events} events in {len(self.lists)} columns of sequences: a model gets "
-                f"at most {_MAX_LISTED_EVENTS} one by one",
+                f"at most {_MAX_LISTED_EVENTS} events one by one",
                 "give --max_events a smaller value, or fewer --sequences",
             )
         if self.first_order and self.embedding_dim <= self.first_order_width > 1:
             raise SchemaError(
                 f"embedding_dim {self.embedding_dim} with {len(self.labels)} labels and up to "
-                f"{self.first_order_width // len(self.labels)} features of a table, columns of one "
-                "vocabulary and their histories: the linear term takes a coordinate of the "
-                "embeddings for each label and each feature of a table",
-                "give --embedding_dim a larger value, or --first_order 0",
+                f"{self.first_order_width // len(self.labels)} features per table, which are "
+                "columns of one vocabulary and their histories: the linear term needs a coordinate "
+                "of the embeddings for each label and each feature of a table",
+                "choose a larger --embedding_dim, or --first_order 0",
             )
 
     @property
     def columns(self) -> Columns:
-        """The columns alone, which ``build`` gets."""
+        """The columns, which are the argument of ``build``."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(Columns)}
         return Columns(**values)
 
     @property
     def lookups(self) -> dict[str, str]:
-        """The keys of the lookups in tables, each with the categorical column whose table it uses.
+        """The categorical column whose table is used, by the key of the lookup.
 
-        A feature is a key. One of ``lists`` has a key for each position instead, that of the newest
-        event last. A position has one id or none, so that tables are sharded, trained and stored as
-        without lists.
+        The key of a feature is its name. A feature in ``lists`` has one key per position instead,
+        with the newest event in the last position. A position has at most one id, so tables are
+        sharded, trained and stored in the same way with and without lists.
         """
         columns = {}
         for name, column in self.features.items():
@@ -138,14 +141,14 @@ class ModelConfig(Columns):
         return columns
 
     def list_keys(self, feature: str) -> list[str]:
-        """Return the keys of ``lookups`` of a feature."""
+        """Return the keys of a feature in ``lookups``."""
         if feature not in self.lists:
             return [feature]
         return [f"{feature}:{position}" for position in range(self.max_events)]
 
     @property
     def features_of_tables(self) -> dict[str, list[str]]:
-        """The names of ``lookups`` of each table."""
+        """The keys of ``lookups`` that use each table, by the table's name."""
         table_by_column = self.table_by_column
         found: dict[str, list[str]] = {table: [] for table in table_by_column.values()}
         for name, column in self.lookups.items():
@@ -154,22 +157,23 @@ class ModelConfig(Columns):
 
     @property
     def first_order_coordinates(self) -> dict[str, int]:
-        """The coordinate of the embeddings at which the linear weights of a feature begin.
+        """The first coordinate of the embeddings that holds linear weights, by feature.
 
-        Each feature of a table has its own weights, one for each of the T labels: those of the
-        n-th feature begin at n · T.
+        Each feature of a table has its own weights, one for each of the T labels. The weights of
+        feature n, counted from 0, begin at coordinate n · T.
         """
         coordinates: dict[str, int] = {}
-        table_by_column, features_before = self.table_by_column, Counter[str]()
+        table_by_column = self.table_by_column
+        num_features = Counter[str]()
         for name, column in self.features.items():
             table = table_by_column[column]
-            coordinates[name] = features_before[table] * len(self.labels)
-            features_before[table] += 1
+            coordinates[name] = num_features[table] * len(self.labels)
+            num_features[table] += 1
         return coordinates
 
     @property
     def first_order_width(self) -> int:
-        """How many coordinates of the embeddings are weights of the linear term."""
+        """The number of coordinates of the embeddings that hold weights of the linear term."""
         if not self.first_order:
             return 0
         return max(self.first_order_coordinates.values(), default=0) + len(self.labels)
@@ -182,19 +186,19 @@ class ModelConfig(Columns):
 
     @property
     def tables(self) -> dict[str, int]:
-        """The rows of each table, by its name."""
+        """The number of rows of each table, by its name."""
         return dict(zip(self.table_by_column.values(), self.num_embeddings, strict=True))
 
     @property
     def feature_rows(self) -> tuple[int, ...]:
-        """The rows of the table of each of ``features``."""
+        """The number of rows of the table of each of ``features``."""
         rows = dict(zip(self.categorical, self.num_embeddings, strict=True))
         return tuple(rows[column] for column in self.features.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict, which :meth:`from_dict` reads."""
         value = dataclasses.asdict(self)
-        # Keys that older versions do not know are left out where they have no effect.
+        # Leave out keys that have no effect, so that older versions can read the configuration.
         if not self.histories:
             del value["histories"], value["max_events"]
         if not self.sequences:
@@ -216,7 +220,7 @@ class ModelConfig(Columns):
         Raises:
             SchemaError: A key is missing or unknown, or its value is of another type.
         """
-        if isinstance(value, dict) and "program" in value:  # of versions before 0.2
+        if isinstance(value, dict) and "program" in value:  # written by versions before 0.2
             value = {**value, "own": _read_program(value["program"])}
             del value["program"]
         try:
@@ -224,16 +228,17 @@ class ModelConfig(Columns):
         except ValueError as error:
             raise SchemaError(f"not the configuration of a model: {error}") from None
 
-    def differences(self, then: ModelConfig) -> str:
-        """Describe the values that differ from those in ``then``; "" if none does.
+    def describe_differences(self, then: ModelConfig) -> str:
+        """Describe the values that differ from those in ``then``; return "" if none differs.
 
-        Labels may have been renamed.
+        Renamed labels are not a difference.
         """
-        before, now = then._comparable(), self._comparable()
-        return differences(before, {**dict.fromkeys(before), **now})
+        before = then._list_comparable_values()
+        now = self._list_comparable_values()
+        return describe_differences(before, {**dict.fromkeys(before), **now})
 
-    def _comparable(self) -> dict[str, Any]:
-        """Return what :meth:`differences` compares, the model's settings beside the rest."""
+    def _list_comparable_values(self) -> dict[str, Any]:
+        """Return the values that :meth:`describe_differences` compares, by name."""
         value = {**self.to_dict(), **self.settings}
         del value["settings"], value["own"]
         value["labels"] = len(self.labels)
@@ -243,22 +248,24 @@ class ModelConfig(Columns):
         return value
 
     def warn_of_other_code(self, then: ModelConfig, path: Path | str) -> None:
-        """Warn if an own model has other operators than that of the checkpoint ``path``.
+        """Warn if a custom model has other operators than the model of the checkpoint ``path``.
 
-        It is not refused, because another version of PyTorch may export the same code differently.
+        Only warn, because another version of PyTorch may export the same code differently.
         """
         if self.own is None or then.own is None:
             return
         is_known = self.own.digest and then.own.digest
         if is_known and self.own.digest != then.own.digest:
             log.warning(
-                "%s: what --model %s computes has changed since: other code, or another version of "
-                "PyTorch", path, self.model,
-            )  # fmt: skip
+                "%s: the operators of --model %s have changed since this checkpoint was written: "
+                "the code or the version of PyTorch is not the same",
+                path,
+                self.model,
+            )
 
 
-def differences(then: dict[str, Any], now: dict[str, Any]) -> str:
-    """Describe the values of ``now`` that differ from those of ``then``; "" if none does."""
+def describe_differences(then: dict[str, Any], now: dict[str, Any]) -> str:
+    """Describe the values of ``now`` that differ from those of ``then``; "" if none differs."""
     changes = []
     for name, value in now.items():
         if then.get(name) != value:
@@ -267,7 +274,7 @@ def differences(then: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def _read_program(program: Any) -> dict[str, Any] | None:
-    """Return ``own`` for a checkpoint of an older version, which holds a program instead."""
+    """Return the value of ``own`` for a checkpoint of a version that stored a program instead."""
     if not isinstance(program, dict):
         return None
     return {name: program.get(name, []) for name in ("id_columns", "length_columns")}

@@ -1,4 +1,4 @@
-"""DCN v2 (Wang et al. 2020, arXiv:2008.13535): a low-rank cross network beside layers."""
+"""DCN v2 (Wang et al. 2020, arXiv:2008.13535): a low-rank cross network parallel to layers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from nvt_torchrec.models.layers import (
 
 
 class DcnV2(nn.Module):
-    """A cross network and layers over all values and vectors, in parallel (figure 1b there).
+    """A cross network and layers over all values and vectors, in parallel (figure 1b of the paper).
 
     Args:
         columns: The columns of the data.
-        sizes: The widths of the layers, then the number of labels.
+        sizes: The widths of the layers, followed by the number of labels.
         cross_layers: The number of layers of the cross network.
-        rank: The rank of its weights.
+        rank: The rank of the weights of the cross network.
         regularization: ``batch_norm`` and ``dropout`` of :class:`.layers.Layers`.
     """
 
@@ -42,7 +42,7 @@ class DcnV2(nn.Module):
         self.top = nn.Linear(columns.width + sizes[-2], sizes[-1])
 
     def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-        """Return logits [B, T]; see :mod:`.contract`."""
+        """Return logits [B, T] of dense values [B, N] and vectors [B, V, D]."""
         deep = self.deep(torch.cat([dense, vectors.flatten(1)], 1))
         return self.top(torch.cat([self.cross(dense, vectors), deep], 1))
 
@@ -55,13 +55,13 @@ def build(
     dcn_low_rank_dim: int,
     **regularization: Any,
 ) -> DcnV2:
-    """Build it with the settings of the flags of the same names.
+    """Build a DCN v2 from the values of the flags with the names of the arguments.
 
-    The rank is at most the width of the input.
+    The rank is limited to the width of the input.
 
     Raises:
-        SchemaError: The sizes do not make the model.
-        ValueError: One is of another type.
+        SchemaError: A size is out of range or does not fit the columns.
+        ValueError: A size has a wrong type.
     """
     check_sizes({"dcn_num_layers": dcn_num_layers, "dcn_low_rank_dim": dcn_low_rank_dim})
     sizes = check_last_layers(columns, over_arch_layer_sizes)

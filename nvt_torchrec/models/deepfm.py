@@ -1,6 +1,6 @@
-"""DeepFM (Guo et al. 2017, arXiv:1703.04247): dot products of all pairs of vectors, beside layers.
+"""DeepFM (Guo et al. 2017, arXiv:1703.04247): dot products of all pairs of vectors, plus layers.
 
-Its linear part is the linear term of every model (:class:`.head.FirstOrder`).
+Its linear part is the linear term, which every model has (:class:`.head.LinearTerm`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class DeepFM(nn.Module):
         self.deep = Layers(columns.width, sizes, last_relu=False, **regularization)
 
     def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-        """Return logits [B, T]; see :mod:`.contract`."""
-        # The products of all pairs: half of the square of the sum, without the sum of the squares.
+        """Return logits [B, T] of dense values [B, N] and vectors [B, V, D]."""
+        # The sum of the products of all pairs is (square of the sum - sum of the squares) / 2.
         pairs = (vectors.sum(1).square() - vectors.square().sum(1)).sum(1, keepdim=True) / 2
         return pairs + self.deep(torch.cat([dense, vectors.flatten(1)], 1))
 
@@ -37,11 +37,11 @@ class DeepFM(nn.Module):
 def build(
     columns: Columns, *, over_arch_layer_sizes: tuple[int, ...], **regularization: Any
 ) -> DeepFM:
-    """Build it with the settings of the flags of the same names.
+    """Build a DeepFM from the values of the flags with the names of the arguments.
 
     Raises:
-        SchemaError: The sizes do not make the model.
-        ValueError: One is of another type.
+        SchemaError: A size is out of range or does not fit the columns.
+        ValueError: A size has a wrong type.
     """
     sizes = check_last_layers(columns, over_arch_layer_sizes)
     return initialize(DeepFM(columns, sizes, **regularization))

@@ -1,9 +1,10 @@
-"""Vectors of the data, such as embeddings of texts, made as wide as the tables.
+"""Linear layers that map vectors of the data, such as text embeddings, to the width of the tables.
 
-Each vector goes through a linear layer of its own. Embeddings of texts come in any scale, often far
-from 0 in some coordinates, and optimizers take steps of one size. So the layer sees the vector less
-the mean of training rows, divided by one number, the root mean square of what is left. It is one
-number for all coordinates, because the encoder made some of them vary more than others.
+Each vector has its own layer. The scale of text embeddings is arbitrary, and some coordinates are
+often far from 0, while the step size of an optimizer is fixed. So the input of the layer is
+standardized: the mean over training rows is subtracted, and the difference is divided by its root
+mean square. The divisor is the same for all coordinates, because the encoder's differences in
+variation between coordinates are meaningful.
 """
 
 from __future__ import annotations
@@ -18,27 +19,28 @@ from torch.nn import functional
 from nvt_torchrec.models.contract import Columns
 from nvt_torchrec.models.layers import ALIGNMENT
 
-#: The standard deviation of the results of a layer at first, as of embeddings after some steps.
+#: The initial standard deviation of a layer's results, similar to embeddings after some steps.
 _INITIAL_DEVIATION = 0.1
 
 
 class DenseVectors(nn.Module):
     """A linear layer for each vector of the data.
 
-    A row without a vector gets the layer's bias. The layer's weight of the indicator, the last
-    input, is a bias of the rows that have one.
+    A row without a vector gets the layer's bias. The weight of the indicator, the last input, is an
+    additional bias for rows that have a vector.
 
     Attributes:
-        center: The means of the values of training rows, float32 [all inputs]; 0 for indicators,
-            and until a run sets them (:mod:`training.baselines.vector_statistics`).
-        scale: What the values of each vector are divided by, float32 [V]; 1 until a run sets it.
-        aligned: Whether inputs are padded with zeros up to a multiple of :data:`.layers.ALIGNMENT`.
+        center: The mean of each value over training rows, float32 [all inputs]; 0 for indicators,
+            and until a run sets it (:mod:`training.baselines.vector_statistics`).
+        scale: The divisor of the values of each vector, float32 [V]; 1 until a run sets it.
+        aligned: Whether inputs are padded with zeros to a multiple of :data:`.layers.ALIGNMENT`.
 
     Args:
-        bounds: Where the inputs of each vector begin and end (``Columns.vector_bounds``).
+        bounds: The range of the inputs of each vector (``Columns.vector_bounds``).
         dim: The width of the results, D.
         labels: T, the number of labels if there is a linear term, else 0. The first T results are
-            those of its weights, divided by ``ModelConfig.first_order``; these weights start as 0.
+            contributions to the linear term, divided by ``ModelConfig.first_order``. Their weights
+            are initially 0.
     """
 
     center: torch.Tensor
@@ -63,70 +65,75 @@ class DenseVectors(nn.Module):
         self._weights: list[torch.Tensor] | None = None
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the vectors [B, V, D] of the values [B, all inputs] of some rows.
+        """Return the vectors [B, V, D] for values [B, all inputs].
 
-        The values are those of ``dense_vectors`` of :mod:`.contract`: each vector's, then its
-        indicator.
+        The values of each vector are followed by its indicator, as in ``dense_vectors`` of
+        :mod:`.contract`.
         """
         weights = self._weights or self._standardize()
         results = []
-        for (begin, end), weight, layer in zip(self._bounds, weights, self._linear(), strict=True):
+        for (begin, end), weight, layer in zip(
+            self._bounds, weights, self._list_layers(), strict=True
+        ):
             x = values[:, begin:end]
             if self.aligned:
                 padding = 0, (begin - end) % ALIGNMENT
-                x, weight = functional.pad(x, padding), functional.pad(weight, padding)
+                x = functional.pad(x, padding)
+                weight = functional.pad(weight, padding)
             results.append(functional.linear(x, weight, layer.bias))
         return torch.stack(results, 1)
 
-    def _linear(self) -> list[nn.Linear]:
-        """Return the layers, with their type."""
+    def _list_layers(self) -> list[nn.Linear]:
+        """Return the layers, typed for type checkers."""
         return cast("list[nn.Linear]", list(self.layers))
 
     def _standardize(self) -> list[torch.Tensor]:
-        """Return weights [D, inputs] for values as they are, instead of standardized ones.
+        """Return the weights [D, inputs] that include the standardization of the inputs.
 
-        Changing the weights takes less time than changing the values of all rows. A row without a
-        vector has zeros and the indicator 0, and so no part of the mean is subtracted from it.
+        Changing the weights takes less time than standardizing the values of all rows. The mean is
+        subtracted through the weight of the indicator, so it does not affect rows without a vector,
+        whose indicator is 0.
         """
         weights = []
-        for number, layer in enumerate(self._linear()):
-            weight, (begin, end) = layer.weight, self._bounds[number]
-            scaled = weight[:, :-1] / self.scale[number]
-            # A sum, not a product of matrices, which autocast would round to bfloat16.
+        for i, layer in enumerate(self._list_layers()):
+            weight = layer.weight
+            begin, end = self._bounds[i]
+            scaled = weight[:, :-1] / self.scale[i]
+            # A sum instead of a matrix product, which autocast would round to bfloat16.
             shift = (scaled * self.center[begin : end - 1]).sum(1, keepdim=True)
             weights.append(torch.cat([scaled, weight[:, -1:] - shift], 1))
         return weights
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Compute the weights for values as they are, once for all, for a model that is evaluated.
+        """Compute the weights that include the standardization once, for a model in evaluation.
 
-        The state dict stays as it is.
+        The state dict does not change.
         """
         self._weights = self._standardize()
 
 
 def locate_vectors(columns: Columns, names: Iterable[str]) -> list[tuple[int, int]]:
-    """Return where the inputs of some vectors of the data begin and end in ``dense_vectors``.
+    """Return the ranges [begin, end) in ``dense_vectors`` of the inputs of the named vectors.
 
     Raises:
-        ValueError: One of the names is that of no vector.
+        ValueError: A name is not the name of a vector.
     """
     bounds = columns.vector_bounds
     for name in names:
         if name not in bounds:
-            listed = ", ".join(bounds) or "none"
-            raise ValueError(f"vector_columns has {name!r:.60}: vectors of the data are {listed}")
+            known = ", ".join(bounds) or "none"
+            raise ValueError(f"vector_columns has {name!r:.60}: vectors of the data are {known}")
     return [bounds[name] for name in names]
 
 
 def take_inputs(values: torch.Tensor, bounds: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """Return the inputs of some vectors of ``values``, in the order of ``bounds``."""
+    """Return the inputs in the ranges ``bounds`` of ``values`` [B, all inputs], in that order."""
     return torch.cat([values[:, begin:end] for begin, end in bounds], 1)
 
 
-def draw_inputs(columns: Columns, rows: int, generator: torch.Generator) -> torch.Tensor:
-    """Return ``dense_vectors`` of random rows, of which the first has no vector."""
+def draw_random_inputs(columns: Columns, rows: int, generator: torch.Generator) -> torch.Tensor:
+    """Return random ``dense_vectors`` [rows, all inputs]; the first row has no vectors."""
     values = torch.randn(rows, columns.vector_inputs, generator=generator)
     for _, end in columns.vector_bounds.values():
         values[:, end - 1] = 1

@@ -1,7 +1,7 @@
 """Target attention: the events of a history are weighted by their similarity to the row's item.
 
-As in DIN (Zhou et al. 2018, arXiv:1706.06978), but the weights are a softmax of dot products
-instead of the results of layers over pairs of vectors.
+The model follows DIN (Zhou et al. 2018, arXiv:1706.06978), except that the weights are a softmax of
+dot products instead of the results of layers over pairs of vectors.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.models.contract import Columns
 from nvt_torchrec.models.layers import Layers, check_last_layers, initialize
 
-#: Replaces the dot product of a position without an event. Its weight is then 0, and unlike -inf it
-#: leaves no NaN where a row has no event at all.
-_NEVER = -1e4
+#: The dot product for positions without an event. It makes their weight 0, and unlike -inf it does
+#: not make the weights NaN if a row has no event at all.
+_MASKED = -1e4
 
 
 class DeepInterest(nn.Module):
-    """Attention of the columns of histories, and layers over it and all values and vectors.
+    """Attention over histories, and layers over its results and all values and vectors.
 
-    The candidate of a column of a history is the row's vector in the column of that name.
+    For each column of a history, the candidate is the row's vector of the categorical column with
+    the same name.
 
     Args:
         columns: The columns of the data.
@@ -34,12 +35,12 @@ class DeepInterest(nn.Module):
 
     def __init__(self, columns: Columns, sizes: tuple[int, ...], **regularization: Any) -> None:
         super().__init__()
-        # For each column of the histories, the position of the row's own vector.
+        # The index of the candidate's vector for each column of the histories.
         self.candidates = []
         for name in columns.lists:
             self.candidates.append(columns.categorical.index(columns.features[name]))
         dim = columns.embedding_dim
-        # Embeddings begin small; without normalization all weights would be nearly equal.
+        # Embeddings are small at first: without normalization all weights would be nearly equal.
         self.norm = nn.LayerNorm(dim)
         width = columns.width + len(self.candidates) * (2 * dim + 1)
         self.deep = Layers(width, sizes, last_relu=False, **regularization)
@@ -47,14 +48,23 @@ class DeepInterest(nn.Module):
     def forward(
         self, dense: torch.Tensor, vectors: torch.Tensor, lists: torch.Tensor, present: torch.Tensor
     ) -> torch.Tensor:
-        """Return logits [B, T]; see :mod:`.contract`. An empty list contributes zeros."""
-        candidates, events = self.norm(vectors[:, self.candidates]), self.norm(lists)
+        """Return logits [B, T].
+
+        Args:
+            dense: The dense values [B, N].
+            vectors: The vectors [B, V, D].
+            lists: The embeddings of the events [B, S, L, D].
+            present: Whether a position has an event, bool [B, S, L]. An empty list contributes
+                zeros.
+        """
+        candidates = self.norm(vectors[:, self.candidates])
+        events = self.norm(lists)
         products = (events * candidates.unsqueeze(2)).sum(3) / events.shape[3] ** 0.5  # [B, S, L]
-        products = products.masked_fill(~present, _NEVER)
+        products = products.masked_fill(~present, _MASKED)
         weights = products.softmax(2) * present
         interest = (weights.unsqueeze(3) * events).sum(2)  # [B, S, D]
-        # Weights are relative. The log of the softmax's denominator says how similar the events are
-        # altogether; one more product, of 0, makes it 0 for an empty list.
+        # The weights only compare events with each other. The log of the softmax's denominator adds
+        # the overall similarity; an additional product of 0 makes it 0 for an empty list.
         similarity = functional.pad(products, (1, 0)).logsumexp(2)  # [B, S]
         parts = [dense, vectors.flatten(1), interest.flatten(1), (interest * candidates).flatten(1)]
         return self.deep(torch.cat([*parts, similarity], 1))
@@ -63,15 +73,16 @@ class DeepInterest(nn.Module):
 def build(
     columns: Columns, *, over_arch_layer_sizes: tuple[int, ...], **regularization: Any
 ) -> DeepInterest:
-    """Build it with the settings of the flags of the same names.
+    """Build a model with target attention from the values of the flags with these names.
 
     Raises:
-        SchemaError: The sizes do not make the model, or no history gives its events.
-        ValueError: One is of another type.
+        SchemaError: A size is out of range or does not fit the columns, or no history provides its
+            events one by one.
+        ValueError: A size has a wrong type.
     """
     if not columns.lists:
         raise SchemaError(
-            "the model attends to the events of histories, and there are none in the data",
+            "the model attends to the events of histories, but the data have no histories",
             "add a [[history]] to the spec (docs/events.md), or choose another --model",
         )
     sizes = check_last_layers(columns, over_arch_layer_sizes)

@@ -23,7 +23,7 @@ from nvt_torchrec.models.layers import (
 from nvt_torchrec.models.regularization import REGULARIZATION
 from nvt_torchrec.models.vector_join import UnjoinedVectors
 
-#: If there are more vectors, those of the dense columns are summed to one. On Criteo's 26 + 13
+#: With more vectors, the vectors of the dense columns are summed to one. For Criteo's 26 + 13
 #: columns, the products of all pairs would double the time of a step.
 _MAX_VECTORS = 24
 
@@ -31,19 +31,19 @@ _MAX_VECTORS = 24
 class Dlrm(nn.Module):
     """Layers for the dense columns, an interaction, and layers at the end.
 
-    Without dense columns there are no layers for them and no dense vector in the interaction.
+    Without dense columns, the layers for them and the dense vector of the interaction are absent.
 
     Attributes:
-        sums_dense: Whether the model gets the sum of the dense columns' vectors
-            (:mod:`.piecewise`), as one vector.
+        sums_dense: Whether the model gets the vectors of the dense columns (:mod:`.piecewise`)
+            summed to one vector.
         joins_vectors: Whether ``forward`` also takes vectors in parts
-            (:class:`.vector_join.UnjoinedVectors`), which it rounds to the dtype of the layers
-            before anything else.
+            (:class:`.vector_join.UnjoinedVectors`), which are first rounded to the dtype of the
+            layers.
 
     Args:
         columns: The columns of the data.
-        bottom: The widths of the layers for the dense columns; the last is that of the tables.
-        top: The widths of the layers at the end.
+        bottom: The widths of the layers for the dense columns; the last is the width of the tables.
+        top: The widths of the layers at the end; the last is the number of labels.
         interaction: Combines the dense vector and the embeddings.
         regularization: ``batch_norm`` and ``dropout`` of :class:`.layers.Layers`.
     """
@@ -73,15 +73,18 @@ class Dlrm(nn.Module):
         self.top = Layers(width, top, last_relu=False, **regularization)
 
     def forward(self, dense: torch.Tensor, vectors: torch.Tensor | UnjoinedVectors) -> torch.Tensor:
-        """Return logits [B, T]; see :mod:`.contract`."""
+        """Return logits [B, T] of dense values [B, N] and vectors [B, V, D]."""
         if self.bottom is not None:
             dense = self.bottom(dense)
         return self.top(self.interaction(dense, vectors))
 
     @property
     def widest(self) -> int:
-        """The width of the widest layer, without those of the interaction."""
-        return max(layer.out_features for layers in self._layers for layer in layers)
+        """The width of the widest layer, not counting the layers of the interaction."""
+        widths = []
+        for layers in self._layers:
+            widths += [layer.out_features for layer in layers]
+        return max(widths)
 
     @property
     def _layers(self) -> list[Layers]:
@@ -90,10 +93,10 @@ class Dlrm(nn.Module):
     def align_inputs(self) -> None:
         """Pad the inputs of the first layers below and above the interaction.
 
-        Tensor cores multiply 16-bit numbers, and TensorFloat-32, at full speed only where rows
-        begin at multiples of 16 bytes. The rows of MLPerf's DLRM, 13 dense features and 479 inputs
-        of the top layers, do not. Zeros beside them, and beside the columns of the weight, change
-        no sum. Parameters and state dicts stay as they are: a layer pads its weight in each call.
+        Tensor cores multiply 16-bit numbers and TensorFloat-32 at full speed only if rows begin at
+        multiples of 16 bytes. Those of MLPerf's DLRM (13 dense features, 479 inputs of the top
+        layers) do not. Padding the inputs and the weights with zeros does not change the results.
+        Parameters and state dicts do not change, because a layer pads its weight in each call.
         """
         if isinstance(self.interaction, PairProducts):
             self.interaction.align()
@@ -102,9 +105,9 @@ class Dlrm(nn.Module):
 
 
 def choose_settings(flags: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
-    """Return the settings of a DLRM for the values of the flags.
+    """Return the settings of a DLRM from the values of the flags.
 
-    Sizes of other interactions than the chosen one are left out.
+    The sizes of interactions that are not chosen are left out.
     """
     settings = {"dense_arch_layer_sizes": flags["dense_arch_layer_sizes"] if columns.dense else ()}
     interaction = INTERACTIONS[flags["interaction_type"]]
@@ -124,11 +127,11 @@ def build(
     dropout: float = 0.0,
     **sizes: Any,
 ) -> Dlrm:
-    """Build a DLRM whose settings are the flags of these names.
+    """Build a DLRM from the values of the flags with the names of the arguments.
 
     Raises:
-        SchemaError: The settings do not make a DLRM.
-        ValueError: One is of another type.
+        SchemaError: A setting is out of range or does not fit the columns.
+        ValueError: A setting has a wrong type or is unknown.
     """
     if interaction_type not in INTERACTIONS:
         raise ValueError(f"interaction_type {interaction_type!r:.60} is unknown")
@@ -146,7 +149,7 @@ def build(
         )
     if len(columns.vectors) + bool(columns.dense) < interaction.MIN_VECTORS:
         raise SchemaError(
-            "no dense column and one categorical column: dot products need two vectors",
+            "one categorical column and no dense column: dot products need two vectors",
             "choose --interaction_type dcn",
         )
     regularization = {"batch_norm": batch_norm, "dropout": dropout}

@@ -14,12 +14,12 @@ from nvt_torchrec.models.layers import Layers, check_last_layers
 class FinalMLP(nn.Module):
     """Two streams of layers over all values and vectors, combined by a bilinear form.
 
-    The gates of the streams (equation 6 there) do not depend on a row's values: each gate is a
-    weight of one input.
+    The gates of the streams (equation 6 of the paper) do not depend on a row's values: each gate is
+    the weight of one input.
 
     Args:
         columns: The columns of the data.
-        sizes: The widths of the layers of both streams, then the number of labels.
+        sizes: The widths of the layers of both streams, followed by the number of labels.
         regularization: ``batch_norm`` and ``dropout`` of :class:`.layers.Layers`.
     """
 
@@ -32,10 +32,11 @@ class FinalMLP(nn.Module):
         self.products = nn.Linear(sizes[-2], sizes[-2] * sizes[-1], bias=False)
 
     def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-        """Return logits [B, T]; see :mod:`.contract`."""
+        """Return logits [B, T] of dense values [B, N] and vectors [B, V, D]."""
         values = torch.cat([dense, vectors.flatten(1)], 1)
         first, second = 2 * self.gates.sigmoid()
-        left, right = self.first(first * values), self.second(second * values)
+        left = self.first(first * values)
+        right = self.second(second * values)
         # leftᵀ W right, with a matrix W for each label.
         product = self.products(left).view(left.shape[0], -1, right.shape[1]) @ right.unsqueeze(2)
         return self.linear(torch.cat([left, right], 1)) + product.squeeze(2)
@@ -44,11 +45,13 @@ class FinalMLP(nn.Module):
 def build(
     columns: Columns, *, over_arch_layer_sizes: tuple[int, ...], **regularization: Any
 ) -> FinalMLP:
-    """Build it with the settings of the flags of the same names, for both streams.
+    """Build a FinalMLP from the values of the flags with the names of the arguments.
+
+    Both streams have the same sizes.
 
     Raises:
-        SchemaError: The sizes do not make the model.
-        ValueError: One is of another type.
+        SchemaError: A size is out of range or does not fit the columns.
+        ValueError: A size has a wrong type.
     """
     sizes = check_last_layers(columns, over_arch_layer_sizes)
     return FinalMLP(columns, sizes, **regularization)

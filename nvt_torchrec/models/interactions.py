@@ -1,8 +1,8 @@
-"""The interactions, by which a DLRM combines its vectors: a class for each ``--interaction_type``.
+"""The interactions, which combine the vectors of a DLRM: one class for each ``--interaction_type``.
 
 A class defines an interaction completely: its sizes, which are flags, and the module that computes
-it, in training and in serving. Add another one to :data:`INTERACTIONS`. PyTorch is imported where
-it is used, so that ``--help`` answers at once.
+it in training and serving. New interactions are added to :data:`INTERACTIONS`. PyTorch is imported
+inside functions, so that ``--help`` is fast.
 """
 
 # ruff: noqa: D102, the base class describes the methods
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Interaction:
-    """An interaction. The fields of a class are its sizes, and flags of the same names.
+    """The base class of interactions. The fields of a class are sizes, and flags of the same names.
 
     Attributes:
         NAME: The value of ``--interaction_type``.
-        MIN_VECTORS: The smallest number of vectors that it can combine.
+        MIN_VECTORS: The minimum number of vectors that it can combine.
     """
 
     NAME: ClassVar[str]
     MIN_VECTORS: ClassVar[int] = 1
 
     def build(self, vectors: int, dim: int, has_dense: bool) -> tuple[nn.Module, int]:
-        """Return the module, and the width of its output.
+        """Return the module and the width of its output.
 
-        The module's ``forward(dense, vectors)`` returns [B, width] of the dense vector [B, D], or
-        [B, 0] without one, and the embeddings [B, F, D].
+        The module's ``forward(dense, vectors)`` returns [B, width]. Its arguments are the dense
+        vector [B, D] ([B, 0] without a dense vector) and the other vectors [B, V, D].
 
         Args:
-            vectors: The number of vectors, including the dense one.
+            vectors: The number of vectors, including the dense vector.
             dim: The width of each vector, D.
-            has_dense: Whether there is a dense vector, of all dense columns.
+            has_dense: Whether there is a dense vector, which represents all dense columns.
         """
         raise NotImplementedError
 

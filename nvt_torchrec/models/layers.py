@@ -1,4 +1,4 @@
-"""Layers of the models, which avoid the copies and scatters of TorchRec's, and their checks."""
+"""Layers of the models, which avoid the copies and scatters of TorchRec's layers."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _Module = TypeVar("_Module", bound=nn.Module)
 def check_sizes(sizes: Mapping[str, int | tuple[int, ...]]) -> None:
     """Check widths and numbers of layers that were read from a file.
 
-    Unreasonable ones are refused here, because building the model would take time and memory before
-    its weights are found to be missing.
+    Refuse absurd sizes early: building such a model would take time and memory before the weights
+    turn out to be missing.
 
     Args:
         sizes: A number, or the widths of several layers, by the name of the setting.
 
     Raises:
-        SchemaError: No model has such a size.
-        ValueError: One is of another type.
+        SchemaError: A size is out of range.
+        ValueError: A size has a wrong type.
     """
     for name, value in sizes.items():
         widths = value if isinstance(value, tuple) else (convert(int, value, name),)
@@ -47,11 +47,11 @@ def check_sizes(sizes: Mapping[str, int | tuple[int, ...]]) -> None:
 
 
 def check_last_layers(columns: Columns, over_arch_layer_sizes: Any) -> tuple[int, ...]:
-    """Return the widths of the layers at the end, the last of which are the logits.
+    """Return the widths of the layers at the end of a model, the last of which computes the logits.
 
     Raises:
-        SchemaError: There are fewer than two layers, or the last has another width than the number
-            of labels.
+        SchemaError: There are fewer than two layers, or the width of the last layer is not the
+            number of labels.
         ValueError: The widths are not integers.
     """
     sizes = convert(tuple[int, ...], over_arch_layer_sizes, "over_arch_layer_sizes")
@@ -59,18 +59,18 @@ def check_last_layers(columns: Columns, over_arch_layer_sizes: Any) -> tuple[int
     if len(sizes) < 2 or sizes[-1] != len(columns.labels):
         raise SchemaError(
             f"no model of {len(columns.labels)} labels has over_arch_layer_sizes {sizes}",
-            "give two layers or more, the last of which are the logits of the labels",
+            "give at least two sizes, the last of which is the number of labels",
         )
     return sizes
 
 
 def initialize(model: _Module) -> _Module:
-    """Initialize the linear layers, and return the model: normal weights, biases of 0.
+    """Initialize the linear layers with normal weights and biases of 0, and return the model.
 
-    Their variance is 2/(inputs + outputs) (Glorot & Bengio 2010, equation 12), as in DLRM's
-    published code. The default of torch.nn.Linear, which TorchRec's DLRM keeps, has a third of
-    that or less: after several layers the logits hardly depend on the sample, and the first tens
-    of steps on large batches teach the model nothing.
+    The variance of the weights is 2/(inputs + outputs) (Glorot & Bengio 2010, equation 12), as in
+    DLRM's published code. The default of torch.nn.Linear, which TorchRec's DLRM keeps, has at most
+    a third of it. Then after several layers the logits hardly depend on the sample, and the model
+    learns nothing in the first tens of steps on large batches.
     """
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
@@ -81,25 +81,25 @@ def initialize(model: _Module) -> _Module:
 
 
 class Layers(nn.Sequential):
-    """Linear layers, each followed by a ReLU; the last one if ``last_relu`` says so.
+    """Linear layers, each followed by a ReLU.
 
     Attributes:
-        aligned: Whether the first layer pads its inputs with zeros up to a multiple of
-            :data:`ALIGNMENT`. It also takes inputs that are padded already.
+        aligned: Whether the first layer pads its inputs with zeros to a multiple of
+            :data:`ALIGNMENT`. It also accepts padded inputs.
         norms: The batch normalization after each layer with a ReLU; empty without normalization.
 
     Args:
         inputs: The width of the input.
         sizes: The width of each layer.
-        last_relu: Whether a ReLU follows the last layer, too.
-        batch_norm: Whether the results of layers with a ReLU are normalized before it, over the
-            rows of a step (Ioffe & Szegedy 2015, arXiv:1502.03167).
-        dropout: The share p of a ReLU's results that a training step sets to 0 (Srivastava et al.
-            2014); the others are divided by 1 - p.
+        last_relu: Whether the last layer is followed by a ReLU, too.
+        batch_norm: Whether the inputs of each ReLU are normalized over the rows of a step (Ioffe &
+            Szegedy 2015, arXiv:1502.03167).
+        dropout: The share p of each ReLU's results that a training step sets to 0 (Srivastava et
+            al. 2014). The others are divided by 1 - p.
 
     Raises:
         SchemaError: ``dropout`` is not in [0, 1).
-        ValueError: ``dropout`` or ``batch_norm`` is of another type.
+        ValueError: ``dropout`` or ``batch_norm`` has a wrong type.
     """
 
     def __init__(
@@ -116,10 +116,12 @@ class Layers(nn.Sequential):
         if not 0 <= dropout < 1:
             raise SchemaError(f"no model has a dropout of {dropout}")
         num_relus = len(sizes) if last_relu else len(sizes) - 1
-        layers, width = [], inputs
-        for number, size in enumerate(sizes):
-            # A normalization subtracts a bias before it, and adds one of its own.
-            is_normalized = batch_norm and number < num_relus
+        layers = []
+        width = inputs
+        for i, size in enumerate(sizes):
+            # A layer before a normalization needs no bias: the normalization would subtract it, and
+            # has its own.
+            is_normalized = batch_norm and i < num_relus
             layers.append(nn.Linear(width, size, bias=not is_normalized))
             width = size
         super().__init__(*layers)
@@ -134,18 +136,18 @@ class Layers(nn.Sequential):
         return (layer for layer in self._modules.values() if isinstance(layer, nn.Linear))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [B, the last size] for [B, inputs]."""
-        for number, layer in enumerate(self):
+        """Return the results [B, sizes[-1]] for inputs [B, inputs]."""
+        for i, layer in enumerate(self):
             weight = layer.weight
-            if self.aligned and number == 0:
+            if self.aligned and i == 0:
                 padding = -layer.in_features % ALIGNMENT
                 x = functional.pad(x, (0, layer.in_features + padding - x.shape[1]))
                 weight = functional.pad(weight, (0, padding))
             x = functional.linear(x, weight, layer.bias)
-            if number >= self._num_relus:
+            if i >= self._num_relus:
                 continue
             if len(self.norms):
-                x = self.norms[number](x)
+                x = self.norms[i](x)
             x = x.relu_()
             if self._dropout:
                 x = functional.dropout(x, self._dropout, self.training)
@@ -153,7 +155,7 @@ class Layers(nn.Sequential):
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Write the batch normalizations, as an evaluation uses them, into the layers before them.
+        """Fold the batch normalizations, with their running statistics, into the linear layers.
 
         The normalization of a layer W x is γ (W x − μ) / √(σ² + ε) + β, which is a linear layer.
         """
@@ -172,8 +174,8 @@ def fold_layers(module: nn.Module, settings: Mapping[str, Any]) -> dict[str, Any
     """Fold the layers of a model that will only be evaluated.
 
     Args:
-        module: The module of a model of this project, changed in place.
-        settings: Its settings.
+        module: The module of a model of this project, which is modified in place.
+        settings: The settings of the model.
 
     Returns:
         The settings of the folded model.
@@ -185,7 +187,16 @@ def fold_layers(module: nn.Module, settings: Mapping[str, Any]) -> dict[str, Any
 
 
 def join_vectors(dense: torch.Tensor, vectors: torch.Tensor, zeros: int = 0) -> torch.Tensor:
-    """Return all vectors [B, V, D]: the dense one, if there is one, the embeddings, and zeros."""
+    """Join the vectors of rows.
+
+    Args:
+        dense: The dense vector [B, D]; [B, 0] without one.
+        vectors: The other vectors [B, F, D].
+        zeros: The number of zero vectors to append.
+
+    Returns:
+        All vectors [B, V, D].
+    """
     parts = [vectors]
     if dense.shape[1]:
         parts.insert(0, dense.unsqueeze(1))
@@ -197,16 +208,16 @@ def join_vectors(dense: torch.Tensor, vectors: torch.Tensor, zeros: int = 0) -> 
 class PairProducts(nn.Module):
     """The dot products of all pairs of vectors.
 
-    ``torchrec.models.dlrm.InteractionArch`` computes the same. It selects the pairs from all
-    products with two index tensors, whose gradient is a scatter, element by element. Here whole
-    columns are selected, and the gradient is one product of matrices: of the pairs' gradients and
+    ``torchrec.models.dlrm.InteractionArch`` computes the same result. It selects the pairs from all
+    products with two index tensors, whose gradient is an element-wise scatter. This class selects
+    whole columns, and the gradient is one product of matrices: of the gradients of the pairs and
     the vectors.
 
     Attributes:
         aligned: Whether :meth:`align` was called.
         pairs: int64 [V (V - 1) / 2], the index of each pair among the products of all vectors.
-        pair_of_product: int64 [products], the pair of each product. Products of a vector with
-            itself or with zeros have the pair after the last, whose gradient is 0.
+        pair_of_product: int64 [products], the index of each product's pair. For products of a
+            vector with itself or with zeros it is V (V - 1) / 2, a pair whose gradient is 0.
 
     Args:
         vectors: The number of vectors, V, including the dense one.
@@ -218,13 +229,14 @@ class PairProducts(nn.Module):
     def __init__(self, vectors: int) -> None:
         super().__init__()
         self.aligned = False
-        self._vectors, self._zeros = vectors, 0
+        self._vectors = vectors
+        self._zeros = 0
         pairs, pair_of_product = self._number_pairs()
         self.register_buffer("pairs", pairs, persistent=False)
         self.register_buffer("pair_of_product", pair_of_product, persistent=False)
 
     def _number_pairs(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ``pairs`` and ``pair_of_product`` for the present number of vectors and zeros."""
+        """Return ``pairs`` and ``pair_of_product`` for the current numbers of vectors and zeros."""
         rows = self._vectors + self._zeros
         low, high = torch.triu_indices(self._vectors, self._vectors, offset=1)
         pair_of_product = torch.full((rows, rows), len(low))
@@ -233,29 +245,30 @@ class PairProducts(nn.Module):
         return low * rows + high, pair_of_product.flatten()
 
     def align(self) -> None:
-        """Pad the vectors with vectors of zeros, and the products with zeros.
+        """Pad the vectors with zero vectors, and the products with zeros.
 
-        Both up to a multiple of :data:`ALIGNMENT`. The products of MLPerf's 27 vectors otherwise
-        take 1.5 of the 6.8 ms of a step of its DLRM on an H200 (65,536 rows in bfloat16), because
-        tensor cores are slow where rows do not begin at multiples of 16 bytes.
+        Both are padded to a multiple of :data:`ALIGNMENT`, because tensor cores are slow if rows do
+        not begin at multiples of 16 bytes. Without padding, the products of MLPerf's 27 vectors
+        take 1.5 of the 6.8 ms of a step of its DLRM on an H200 (65,536 rows in bfloat16).
         """
         self.aligned = True
         self._zeros = -self._vectors % ALIGNMENT
         device = self.pairs.device
         pairs, pair_of_product = self._number_pairs()
-        self.pairs, self.pair_of_product = pairs.to(device), pair_of_product.to(device)
+        self.pairs = pairs.to(device)
+        self.pair_of_product = pair_of_product.to(device)
 
     def forward(self, dense: torch.Tensor, vectors: torch.Tensor | UnjoinedVectors) -> torch.Tensor:
         """Return the dense vector and the products.
 
         Args:
-            dense: The dense vectors [B, D]; without a dense vector [B, 0].
-            vectors: The embeddings [B, F, D]; with a dense vector also in parts.
+            dense: The dense vectors [B, D]; [B, 0] without a dense vector.
+            vectors: The other vectors [B, F, D]. With a dense vector, they may be in parts.
 
         Returns:
-            [B, D + V (V - 1) / 2]: The dense vector, then the products of vectors i < j by rising
-            i, then j, in the dense vector's dtype; vector 0 is the dense one. Without a dense
-            vector, the products alone. If ``aligned``, zeros follow.
+            [B, D + V (V - 1) / 2], in the dtype of the dense vector: the dense vector (if there is
+            one), then the products of vectors i < j in ascending order of i, then j. Vector 0 is
+            the dense vector. If ``aligned``, zeros follow.
         """
         has_dense = dense.shape[1] > 0
         if isinstance(vectors, UnjoinedVectors):
@@ -276,6 +289,7 @@ class PairProducts(nn.Module):
 
 
 def _multiply_pairs(vectors: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+    """Return the dot products [B, pairs] of pairs of vectors [B, V, D]."""
     return torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, pairs)
 
 
@@ -294,8 +308,8 @@ class _PairProductsFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        # The products are P = X Xᵀ, so the gradient of X is (G + Gᵀ) X, where G is 0 but for the
-        # pairs. Selecting columns of the gradient, with a 0 after them, makes G + Gᵀ.
+        # The products are P = X Xᵀ, so the gradient of X is (G + Gᵀ) X, where G is 0 except for the
+        # pairs. Selecting columns of the gradient, padded with a 0, gives G + Gᵀ.
         vectors, pair_of_product = ctx.saved_tensors
         with_zero = functional.pad(gradient, (0, 1)).to(vectors.dtype)
         size, count = vectors.shape[:2]
@@ -307,9 +321,9 @@ class CrossNetwork(nn.Module):
     """A low-rank cross network over all dense values and vectors.
 
     Args:
-        width: N + V · D.
+        width: The number of inputs, N + V · D.
         layers: The number of layers.
-        rank: The rank of their weights.
+        rank: The rank of the layers' weights.
     """
 
     def __init__(self, width: int, layers: int, rank: int) -> None:
@@ -318,7 +332,7 @@ class CrossNetwork(nn.Module):
         self.outer = nn.ModuleList(nn.Linear(rank, width) for _ in range(layers))
 
     def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-        """Return [B, N + V · D] of values [B, N] and vectors [B, V, D]."""
+        """Return the results [B, N + V · D] for dense values [B, N] and vectors [B, V, D]."""
         y = x0 = torch.cat([dense, vectors.flatten(1)], 1)
         for inner, outer in zip(self.inner, self.outer, strict=True):
             y = x0 * outer(inner(y)) + y

@@ -12,41 +12,41 @@ import numpy as np
 from nvt_torchrec.base.auroc import auroc, grouped_auroc
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 
-#: The points of a calibration curve, each of a tenth of the rows.
+#: The number of points of a calibration curve, each for a tenth of the rows.
 _TENTHS = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """The metrics of an evaluation; if rows have weights, all means and AUROC are weighted.
+    """The metrics of an evaluation. If rows have weights, all means and AUROC are weighted.
 
     Attributes:
         samples: The number of evaluated rows.
-        positives: The number of these rows with label 1.
+        positives: The number of rows with label 1.
         auroc: The area under the ROC curve; None if all labels are equal.
         log_loss: The mean binary cross-entropy in nats; None without samples.
-        normalized_entropy: The log loss divided by that of always predicting the mean label (He et
-            al. 2014, "Practical Lessons from Predicting Clicks on Ads at Facebook", §2): below 1
-            the model predicts better than that. None if all labels are equal.
+        normalized_entropy: The log loss divided by the log loss of always predicting the mean label
+            (He et al. 2014, "Practical Lessons from Predicting Clicks on Ads at Facebook", §2).
+            Below 1, the model is better than that prediction. None if all labels are equal.
         accuracy: The share of rows whose label is 1 if and only if the probability is at least 0.5;
             None without samples.
         positive_rate: The mean label; None without samples.
         mean_prediction: The mean probability; None without samples.
-        calibration: The mean prediction divided by the mean label (ibid.): above 1, too many clicks
+        calibration: The mean prediction divided by the mean label (ibid.). Above 1, too many clicks
             are predicted. None without a positive label.
-        total_weight: The sum of the rows' weights; None if they have none. Rows of weight 0 are
-            ignored: a metric that is None without samples or without positives is also None if all
-            of these have weight 0.
-        calibration_curve: The mean prediction and the mean label of each tenth of the rows, by
-            rising prediction. Equal predictions are in the same tenth, so there may be fewer than
-            ten. ``()`` without samples.
-        effective_counts: The numbers of rows with label 1 and 0. Of weighted rows, the number of
-            equally weighted rows that would vary as much: (Σ w)² / Σ w² (Kish 1965, "Survey
-            Sampling").
+        total_weight: The sum of the rows' weights; None if rows have no weights. Rows with weight 0
+            are ignored: a metric that is None without samples or without positives is also None if
+            all of these have weight 0.
+        calibration_curve: The mean prediction and the mean label of each tenth of the rows, in
+            ascending order of the predictions. Equal predictions are in the same tenth, so there
+            may be fewer than ten. ``()`` without samples.
+        effective_counts: The numbers of rows with label 1 and with label 0. If rows have weights,
+            the number of equally weighted rows with the same variance, (Σ w)² / Σ w² (Kish 1965,
+            "Survey Sampling").
         gauc: The mean AUROC of groups of rows (:func:`base.auroc.grouped_auroc`); None if no group
             has both labels.
-        gauc_samples: The number of rows in the groups that ``gauc`` averages; None if the rows are
-            not grouped.
+        gauc_samples: The number of rows in the groups that ``gauc`` averages; None if rows are not
+            grouped.
     """
 
     samples: int
@@ -65,7 +65,7 @@ class Metrics:
     gauc_samples: int | None = None
 
     def to_dict(self) -> dict[str, float | int | None]:
-        """Return the numbers, JSON-ready; those of weights or groups only if there are any."""
+        """Return the scalar metrics, JSON-ready; without those of absent weights or groups."""
         value = dataclasses.asdict(self)
         del value["calibration_curve"], value["effective_counts"]
         if self.total_weight is None:
@@ -87,22 +87,23 @@ def sum_log_losses(metrics: ByLabel | None) -> float | None:
 
 
 def count_effective_rows(metrics: ByLabel | None) -> float:
-    """Return the number of rows, of weighted ones the effective number; 0 without a label."""
+    """Return the number of rows, or with weights the effective number; 0 without a label."""
     if not metrics:
         return 0.0
-    first = next(iter(metrics.values()))  # all labels are of the same rows
+    first = next(iter(metrics.values()))  # the same rows are evaluated for all labels
     return sum(first.effective_counts)
 
 
 def to_json(metrics: Mapping[str, Metrics]) -> dict[str, Any]:
-    """Return a JSON-ready form of metrics by label, see :func:`unwrap_single_label`."""
+    """Return metrics by label as :func:`unwrap_single_label` does, JSON-ready."""
     return unwrap_single_label({label: value.to_dict() for label, value in metrics.items()})
 
 
 def unwrap_single_label(values: dict[str, Any]) -> Any:
-    """Return values by label as JSON shows them: the value alone if there is one label.
+    """Return values by label in the form of our JSON files.
 
-    Returns None without a label.
+    Returns:
+        The dict if it has several labels; the value if it has one label; None if it is empty.
     """
     if len(values) > 1:
         return values
@@ -110,9 +111,10 @@ def unwrap_single_label(values: dict[str, Any]) -> Any:
 
 
 def find_groups(ids: np.ndarray) -> np.ndarray:
-    """Return the groups of rows with these ids: int64.
+    """Return the group of each row, int64 [rows]: its id, or -1 for no group.
 
-    Padding, null and unknown ids stand for several values; their rows have no group, -1.
+    Rows whose id is padding, null or unknown have no group, because such an id stands for several
+    values.
     """
     return np.where(ids > FIRST_OOV_ID, ids, np.int64(-1))
 
@@ -128,13 +130,14 @@ def compute_metrics(
     Args:
         logits: The logits [N].
         labels: The labels [N], 0 or 1.
-        weights: The weights [N], 0 or more; None if all rows count alike.
-        groups: The number of each row's group [N], negative for none; None if rows are not grouped.
+        weights: The weights [N], 0 or more; None for equal weights.
+        groups: The group of each row [N], negative for no group; None if rows are not grouped.
     """
     logits = np.asarray(logits)
     labels = np.asarray(labels)
     samples = len(labels)
-    gauc, gauc_samples = None, None if groups is None else 0
+    gauc = None
+    gauc_samples = None if groups is None else 0
     if not samples:
         return Metrics(0, 0, gauc_samples=gauc_samples)
     x = logits.astype(np.float64)
@@ -171,7 +174,7 @@ def compute_metrics(
         mean_prediction=prediction,
         calibration=prediction / rate if rate else None,
         total_weight=None if w is None else total,
-        calibration_curve=_calibration_curve(probabilities, y, w),
+        calibration_curve=_compute_calibration_curve(probabilities, y, w),
         effective_counts=(_count_effective(y > 0.5, w), _count_effective(y <= 0.5, w)),
         gauc=gauc,
         gauc_samples=gauc_samples,
@@ -179,17 +182,17 @@ def compute_metrics(
 
 
 def _count_effective(chosen: np.ndarray, weights: np.ndarray | None) -> float:
-    """Return the effective number of the chosen rows, bool [N]; see :class:`Metrics`."""
+    """Return the effective number of the rows in the mask ``chosen`` [N]."""
     if weights is None:
         return float(np.count_nonzero(chosen))
     own = weights[chosen]
     return float(own.sum() ** 2 / np.sum(own**2)) if own.any() else 0.0
 
 
-def _calibration_curve(
+def _compute_calibration_curve(
     probabilities: np.ndarray, labels: np.ndarray, weights: np.ndarray | None
 ) -> tuple[tuple[float, float], ...]:
-    """Return the mean prediction and the mean label of each tenth of the rows that is not empty."""
+    """Return the mean prediction and the mean label of each non-empty tenth of the rows."""
     bounds = np.quantile(probabilities, np.arange(1, _TENTHS) / _TENTHS)
     tenths = np.searchsorted(bounds, probabilities)
     if weights is None:

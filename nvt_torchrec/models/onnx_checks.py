@@ -1,9 +1,9 @@
-"""Check a file of ONNX that a bundle brings (:mod:`.onnx_head`).
+"""Check the ONNX file of a bundle (:mod:`.onnx_head`).
 
-A bundle may come from anywhere, so the file is checked before ONNX Runtime sees it. It must be one
-graph of standard operators. Files beside it, functions, and operators that hold graphs, whose loops
-need not end, are excluded. Only running it shows what it computes and how long that takes:
-:mod:`inference.publish.trial` does so in a process of its own.
+A bundle may come from anywhere, so the file is checked before ONNX Runtime opens it. It must be a
+single graph of standard operators. External files, functions, and operators that contain graphs
+(whose loops may never end) are not allowed. Its results and its running time can only be found by
+running it, which :mod:`inference.publish.trial` does in a separate process.
 """
 
 from __future__ import annotations
@@ -14,36 +14,39 @@ import numpy as np
 import onnx
 from onnx import numpy_helper, shape_inference
 
-#: The largest file. A protobuf has less than 2 GiB, and layers are small beside tables.
+#: The maximum size of the file. A protobuf is limited to 2 GiB, and layers are small compared with
+#: tables.
 MAX_BYTES = 1 << 30
-#: The largest number of values of a tensor, for one row: 512 MiB of float32.
+#: The maximum number of values of a tensor for one row: 512 MiB of float32.
 _MAX_VALUES = 1 << 27
-#: The names of the domain of ONNX's own operators.
+#: The names of the domain of ONNX's standard operators.
 _STANDARD_DOMAINS = ("", "ai.onnx")
+#: The names of floating-point types.
 _FLOATS = ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16")
 
-#: The type and the sizes of each value, by its name; 0 for sizes that depend on the rows.
+#: The type and the shape of each value, by its name. Dimensions that depend on the number of rows
+#: are 0.
 Types = dict[str, tuple[str, tuple[int, ...]]]
 
 
 def check_graph(content: bytes, output: str, max_opset: int) -> None:
-    """Parse a file of ONNX, and check that a bundle may hold it, without computing anything of it.
+    """Parse an ONNX file and check that it is allowed in a bundle, without running it.
 
     Args:
         content: The file.
         output: The name of its only output.
-        max_opset: The newest version of ONNX's operators that it may need.
+        max_opset: The newest allowed version of ONNX's operators.
 
     Raises:
-        ValueError: It is damaged or too large, or has a part that is excluded: files beside it,
-            operators of other domains, functions, graphs of operators, a tensor too large, or a
-            division of integers that may end the process.
+        ValueError: The file is damaged or too large, or contains something that is not allowed:
+            external data, operators of other domains, functions, subgraphs, a too large tensor, or
+            an integer division that may crash the process.
     """
     if len(content) > MAX_BYTES:
         raise ValueError(f"a model of {len(content) >> 20} MiB; the limit is {MAX_BYTES >> 20} MiB")
     try:
         model = onnx.load_model_from_string(content)
-    except Exception as error:  # protobuf's, whose classes depend on its implementation
+    except Exception as error:  # the classes of protobuf's errors depend on its implementation
         raise ValueError(f"not a model of ONNX: {_first_line(error)}") from None
     _check_parts(model, max_opset)
     names = [value.name for value in model.graph.output]
@@ -52,7 +55,7 @@ def check_graph(content: bytes, output: str, max_opset: int) -> None:
     types = _infer_types(model)
     for name, (_, sizes) in types.items():
         if math.prod(max(size, 1) for size in sizes) > _MAX_VALUES:
-            raise ValueError(f"a tensor {name!r:.60} of the sizes {[*sizes]}")
+            raise ValueError(f"a too large tensor: {name!r:.60} of shape {[*sizes]}")
     constants = _find_constants(model.graph)
     for node in model.graph.node:
         if node.op_type in ("Div", "Mod"):
@@ -60,14 +63,20 @@ def check_graph(content: bytes, output: str, max_opset: int) -> None:
 
 
 def _check_parts(model: onnx.ModelProto, max_opset: int) -> None:
-    """Refuse what is not one graph of standard operators with its own data. Raises ValueError."""
+    """Check that a model is a single graph of standard operators without external data.
+
+    Raises:
+        ValueError: It is not.
+    """
     for opset in model.opset_import:
         if opset.domain not in _STANDARD_DOMAINS:
-            raise ValueError(f"operators of {opset.domain!r:.60}, which are not of the standard")
+            raise ValueError(f"operators of {opset.domain!r:.60}, which are not standard")
         if not 1 <= opset.version <= max_opset:
-            raise ValueError(f"version {opset.version} of ONNX's operators, at most {max_opset}")
+            raise ValueError(
+                f"version {opset.version} of ONNX's operators; the newest allowed is {max_opset}"
+            )
     if model.functions or model.training_info:
-        raise ValueError("functions of its own")
+        raise ValueError("the definition of a function")
     if model.graph.sparse_initializer:
         raise ValueError("a sparse tensor")
     tensors = [*model.graph.initializer]
@@ -76,7 +85,7 @@ def _check_parts(model: onnx.ModelProto, max_opset: int) -> None:
             raise ValueError(f"the operator {node.op_type!r:.60} of {node.domain!r:.60}")
         for attribute in node.attribute:
             if attribute.HasField("g") or attribute.graphs:
-                raise ValueError(f"the operator {node.op_type!r:.60}: a branch or a loop")
+                raise ValueError(f"the operator {node.op_type!r:.60}, which is a branch or a loop")
             if attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
                 raise ValueError("a sparse tensor")
             tensors += [attribute.t, *attribute.tensors]
@@ -86,12 +95,12 @@ def _check_parts(model: onnx.ModelProto, max_opset: int) -> None:
 
 
 def _infer_types(model: onnx.ModelProto) -> Types:
-    """Return the types of all values, inferred from inputs and operators alone.
+    """Return the types of all values, inferred only from inputs and operators.
 
-    What the file itself says of values in between may be wrong, so it is removed first.
+    The file may declare wrong types of intermediate values, so these are removed first.
 
     Raises:
-        ValueError: The operators do not fit together.
+        ValueError: The types of the operators do not match.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -124,9 +133,13 @@ def _find_constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
 
 
 def _check_division(node: onnx.NodeProto, types: Types, constants: dict[str, np.ndarray]) -> None:
-    """Refuse a division of integers by 0, or of the smallest one by -1.
+    """Refuse an integer division that may be by 0 or -1.
 
-    ONNX Runtime does not check for these, and the processor raises SIGFPE, which ends the process.
+    Division by 0, and of the smallest integer by -1, makes the processor raise SIGFPE, which kills
+    the process. ONNX Runtime does not check for it.
+
+    Raises:
+        ValueError: The divisor is not a constant, or contains 0 or -1.
     """
     for name in (*node.input, *node.output):
         if name in types and types[name][0] in _FLOATS:

@@ -1,11 +1,11 @@
-"""The head of an own model as a file of ONNX, which a bundle holds in place of the user's code.
+"""The head of a custom model as an ONNX file, which a bundle contains instead of the user's code.
 
-PyTorch's exporter makes the file of what follows the lookup (:class:`.head.Head`), and ONNX Runtime
-executes it. So a bundle is served without importing a module that a file names.
+PyTorch's exporter converts the head (:class:`.head.Head`) to the file, and ONNX Runtime executes
+it. So serving a bundle never imports a module that a file names.
 
-The file may come from a stranger. It may hold operators of the standard alone, and none of those
-that hold a graph of their own (``Loop``, ``If``, ``Scan``), so that the number of operators bounds
-how much is computed; and it may not refer to other files.
+The file may come from an untrusted source. So only standard operators are allowed, except for those
+that contain a graph (``Loop``, ``If``, ``Scan``), so that the number of operators limits the amount
+of computation. References to other files are not allowed either.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-#: The version of ONNX's operators: that of ONNX 1.15 and later.
+#: The version of ONNX's operators, which ONNX 1.15 and later support.
 OPSET = 20
-#: How many rows a head is exported with; the file takes any number. PyTorch's exporter takes sizes
-#: of 0 and 1 for constants.
+#: The number of rows of the example inputs of an export. The file accepts any number of rows, but
+#: PyTorch's exporter would treat a dimension of 0 or 1 as a constant.
 _EXPORT_ROWS = 3
-#: Up to this many rows are computed by one thread, as in
+#: The maximum number of rows computed by a single thread, as in
 #: :data:`inference.model.torch_threads.ONE_THREAD_ROWS`.
 _ONE_THREAD_ROWS = 128
 #: The name of the file's only output.
@@ -45,11 +45,12 @@ DENSE_VECTORS = "dense_vectors"
 
 
 class _ListHead(nn.Module):
-    """A head that takes a list of tensors, because the exporter names inputs by their order."""
+    """A head that takes a list of tensors, because the exporter names inputs by position."""
 
     def __init__(self, head: Head, names: list[str]) -> None:
         super().__init__()
-        self.head, self.names = head, names
+        self.head = head
+        self.names = names
 
     def forward(self, inputs: list[torch.Tensor]) -> torch.Tensor:
         dense, vectors, *rest = inputs
@@ -60,10 +61,10 @@ class _ListHead(nn.Module):
 def make_example_inputs(
     module: object, columns: Columns, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Return inputs of a module of the contract (:mod:`.contract`): zeros, for some rows.
+    """Return inputs of zeros for a module (:mod:`.contract`).
 
     Returns:
-        ``dense`` [rows, dense columns], ``vectors`` [rows, vectors, embedding dim], and the further
+        ``dense`` [rows, dense columns], ``vectors`` [rows, vectors, embedding dim], and the other
         inputs of ``forward`` by name, except for ``dense_vectors``.
 
     Raises:
@@ -74,7 +75,7 @@ def make_example_inputs(
         for name in names:
             if name not in columns.categorical:
                 known = ", ".join(columns.categorical)
-                raise ValueError(f"{argument} of {name!r:.60}: categorical columns are {known}")
+                raise ValueError(f"{argument} of {name!r:.60}: the categorical columns are {known}")
         more[argument] = torch.zeros(rows, len(names), dtype=torch.int64)
     if columns.lists:
         shape = rows, len(columns.lists), columns.max_events
@@ -85,31 +86,32 @@ def make_example_inputs(
 
 
 def export_head(head: Head, config: ModelConfig) -> bytes:
-    """Export what follows the lookup.
+    """Export a head to an ONNX file.
 
-    The file takes ``dense``, ``vectors``, which are the embeddings of ``config.features`` alone,
-    the further inputs of the module, and ``dense_vectors`` [rows, all inputs] if the data have
-    vectors. It returns ``logits`` [rows, labels].
+    The inputs of the file are ``dense``, ``vectors`` (only the embeddings of ``config.features``),
+    the other inputs of the module, and ``dense_vectors`` [rows, all inputs] if the data have
+    vectors. Its output is ``logits`` [rows, labels].
 
     Raises:
         NotImplementedError: The module needs an operator that the exporter cannot convert.
-        ValueError: The file holds what a bundle may not hold.
+        ValueError: The file contains something that is not allowed in a bundle.
         UnsupportedStackError: The exporter is not installed.
-        Exception: What PyTorch's exporter raises.
+        Exception: PyTorch's exporter fails for another reason.
     """
     to_proto = import_name("onnx_ir", "to_proto")
-    import_name("onnxscript", "opset20")  # the exporter imports it; here its absence has a remedy
+    import_name("onnxscript", "opset20")  # the exporter needs it; this error has a remedy
     dense, vectors, more = make_example_inputs(head.module, config, _EXPORT_ROWS)
     if config.dense_vectors:
         more[DENSE_VECTORS] = torch.zeros(_EXPORT_ROWS, config.vector_inputs)
     inputs = [dense, vectors[:, : len(config.features)], *more.values()]
     rows = torch.export.Dim("rows", min=1)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is missing
+    # The exporter warns that torchvision is missing.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = _ListHead(head, [*more]).eval()
-        # torch.onnx.export would do this as well, but hides the errors of this step behind those
-        # of the next one.
+        # torch.onnx.export would do this step, too, but hides its errors behind those of the next
+        # step.
         exported = torch.export.export(
             module, (inputs,), dynamic_shapes=([{0: rows} for _ in inputs],)
         )
@@ -117,7 +119,7 @@ def export_head(head: Head, config: ModelConfig) -> bytes:
     for node in list(graph_model.graph):
         transpose_gather(graph_model.graph, node)
     model = to_proto(graph_model)
-    _strip(model)
+    _remove_metadata(model)
     content = model.SerializeToString(deterministic=True)
     _check(content)
     return content
@@ -126,8 +128,8 @@ def export_head(head: Head, config: ModelConfig) -> bytes:
 def _convert(exported: torch.export.ExportedProgram, names: list[str]) -> ir.Model:
     """Convert an exported module to ONNX.
 
-    Some operators are converted as they are, others only once they are decomposed, such as
-    attention in four dimensions. So both are tried.
+    Some operators can only be converted directly, and others, such as four-dimensional attention,
+    only after decomposition. So try both.
 
     Args:
         exported: The module.
@@ -162,8 +164,8 @@ def _convert_operators(exported: torch.export.ExportedProgram, names: list[str])
     return program.model
 
 
-def _strip(model: onnx.ModelProto) -> None:
-    """Remove the names of the user's files and lines, which have no place in a bundle."""
+def _remove_metadata(model: onnx.ModelProto) -> None:
+    """Remove the names and lines of the user's source files, which a bundle must not disclose."""
     del model.metadata_props[:]
     model.doc_string = model.graph.doc_string = ""
     del model.graph.metadata_props[:]
@@ -179,7 +181,7 @@ def _strip(model: onnx.ModelProto) -> None:
 
 
 def digest_graph(content: bytes) -> str:
-    """Return a digest of the operators of a head, without its weights."""
+    """Return a digest of the operators of a head, not including its weights."""
     model = _read(content)
     hashed = hashlib.sha256()
     for node in model.graph.node:
@@ -198,27 +200,28 @@ def find_lookups(content: bytes) -> set[str]:
 
 
 def _check(content: bytes) -> None:
-    """Check what a bundle may hold (:func:`.onnx_checks.check_graph`). Raises ValueError."""
-    # Imported here, because models of this project are served without ONNX.
+    """Check that an ONNX file is allowed in a bundle. Raises ValueError."""
+    # Imported here, because serving models of this project does not need ONNX.
     check_graph = import_name("nvt_torchrec.models.onnx_checks", "check_graph")
     check_graph(content, _OUTPUT, OPSET)
 
 
 def _read(content: bytes) -> onnx.ModelProto:
-    """Parse a file of ONNX."""
+    """Parse an ONNX file."""
     return import_name("onnx", "load_model_from_string")(content)
 
 
 def transpose_gather(graph: ir.Graph, node: ir.Node) -> None:
     """Replace ``Gather(axis=1)`` of a matrix by Transpose, Gather(axis=0), Transpose.
 
-    ONNX Runtime gathers along the last axis one value at a time, five times slower. DLRM's products
-    of pairs are such a gather. Other nodes are left as they are.
+    ONNX Runtime gathers along the last axis one value at a time, which is five times slower. DLRM's
+    pairwise products are such a gather. Other nodes are not changed.
     """
     if node.op_type != "Gather" or node.attributes.get_int("axis") != 1:
         return
-    indices, shape = node.inputs[1], node.outputs[0].shape
-    # A single constant index, or indices that are computed, are none of the gathers meant here.
+    indices = node.inputs[1]
+    shape = node.outputs[0].shape
+    # Computed indices, or a single constant index, are not worth it.
     if indices is None or indices.const_value is None or indices.const_value.size < 2:
         return
     if shape is None or len(shape) != 2:
@@ -233,24 +236,27 @@ def transpose_gather(graph: ir.Graph, node: ir.Node) -> None:
 
 
 class OnnxHead(nn.Module):
-    """What follows the lookup, executed by ONNX Runtime on the CPU.
+    """A head executed by ONNX Runtime on the CPU.
 
-    It is called as :class:`.head.Head` is, and has no parameters.
+    It is called like :class:`.head.Head`, and has no parameters.
 
     Attributes:
-        content: The file of ONNX.
+        content: The ONNX file.
+        labels: The number of labels.
         raw_columns: The columns whose ids and lengths it takes.
-        inputs: The names of its inputs. The file may lack some of them: the exporter leaves out
-            inputs that the module does not use.
+        inputs: The names of its inputs. The file may lack some of them, because the exporter leaves
+            out inputs that the module does not use.
 
     Raises:
-        ValueError: The file is damaged, or not one that a bundle holds.
+        ValueError: The file is damaged or not allowed in a bundle.
     """
 
     def __init__(self, content: bytes, config: ModelConfig) -> None:
         super().__init__()
         _check(content)
-        self.content, self.labels, self._config = content, len(config.labels), config
+        self.content = content
+        self.labels = len(config.labels)
+        self._config = config
         self.raw_columns = find_raw_columns(config.own)
         self.inputs: tuple[str, ...] = ("dense", "vectors", *self.raw_columns)
         if config.lists:
@@ -258,11 +264,11 @@ class OnnxHead(nn.Module):
         if config.dense_vectors:
             self.inputs += (DENSE_VECTORS,)
         self._one_thread = _open_session(content, 1)
-        self._all_threads: Any = None  # opened when many rows are computed first
+        self._all_threads: Any = None  # opened at the first call with many rows
         self._names = [value.name for value in self._one_thread.get_inputs()]
         unknown = {*self._names} - {*self.inputs}
         if unknown:
-            raise ValueError(f"inputs {sorted(unknown)!r:.80}, which no model gets")
+            raise ValueError(f"unknown inputs {sorted(unknown)!r:.80}")
 
     def forward(
         self,
@@ -271,21 +277,27 @@ class OnnxHead(nn.Module):
         more: Mapping[str, torch.Tensor] | None = None,
         dense_vectors: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return logits [B, T] of dense values [B, N], embeddings [B, F, D], and further inputs.
+        """Return the logits [B, T] of rows.
 
-        ``dense_vectors`` are the data's vectors [B, all inputs], if the model takes any.
+        Args:
+            dense: The dense values [B, N].
+            vectors: The embeddings [B, F, D].
+            more: The arguments ``ids``, ``lengths``, ``lists`` and ``present`` that the module
+                takes.
+            dense_vectors: The vectors of the data [B, all inputs], each followed by its indicator;
+                None if the data have none.
 
         Raises:
-            BadInputError: ONNX Runtime cannot compute them.
+            BadInputError: ONNX Runtime cannot compute the logits.
         """
         given = {"dense": dense, "vectors": vectors, **(more or {})}
         if dense_vectors is not None:
             given[DENSE_VECTORS] = dense_vectors
-        # ONNX Runtime reads no strides.
+        # ONNX Runtime ignores strides.
         inputs = {name: np.ascontiguousarray(given[name].cpu().numpy()) for name in self._names}
         try:
             (logits,) = self._choose_session(len(dense)).run([_OUTPUT], inputs)
-        except Exception as error:  # ONNX Runtime has a class for each status
+        except Exception as error:  # ONNX Runtime has a separate class for each status
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise BadInputError(
                 f"the bundle's model cannot compute {len(dense)} rows: {reason:.300}",
@@ -301,29 +313,31 @@ class OnnxHead(nn.Module):
         return torch.from_numpy(logits).to(dense.device)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the arguments that make a copy: sessions cannot be pickled."""
+        """Pickle only the constructor's arguments, because sessions cannot be pickled."""
         return type(self), (self.content, self._config)
 
     def _choose_session(self, rows: int) -> Any:
-        """Return the session for a number of rows: the number of threads is fixed in a session."""
+        """Return the session for a number of rows; each session has a fixed number of threads."""
         threads = torch.get_num_threads()
         if rows <= _ONE_THREAD_ROWS or threads == 1:
             return self._one_thread
-        if self._all_threads is None:  # two threads may both open one: the last one stays
+        # Two threads may both open a session here; the last one stays, and either works.
+        if self._all_threads is None:
             self._all_threads = _open_session(self.content, threads)
         return self._all_threads
 
 
 def _open_session(content: bytes, threads: int) -> Any:
-    """Open a file of ONNX from memory. Raises ValueError."""
+    """Open an ONNX file from memory. Raises ValueError."""
     open_session = import_name("onnxruntime", "InferenceSession")
     options = import_name("onnxruntime", "SessionOptions")()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 4  # fatal ones alone: errors are raised anyway
-    # A thread that waits actively would take a core from other workers.
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # log only fatal errors; all others are raised
+    # Threads that spin while waiting would take a core from other workers.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         return open_session(content, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime has a class for each status
+    except Exception as error:  # ONNX Runtime has a separate class for each status
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"not a model that ONNX Runtime opens: {reason:.300}") from None
+        raise ValueError(f"ONNX Runtime cannot open the model: {reason:.300}") from None

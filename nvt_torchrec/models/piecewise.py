@@ -1,8 +1,8 @@
 """Vectors of dense values: piecewise linear in the value, with edges at quantiles of training rows.
 
 They are equivalent to the piecewise-linear encoding of Gorishniy et al. 2022 (arXiv:2203.05556,
-§3.2) followed by a linear layer for each column, but parametrized by the vectors at the edges:
-between two edges a vector is interpolated, so that no encoding [rows, bins] is made.
+§3.2) followed by a linear layer for each column. But the parameters are the vectors at the edges,
+between which vectors are interpolated, so that an encoding [rows, bins] is not needed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nvt_torchrec.base.kernels import compiled
 
 #: The share of a column's edges that are quantiles of rows.
 _QUANTILE_SHARE = 2 / 3
-#: A value is frequent if it has at least this share of the rows. Its neighbours are edges, too.
+#: The minimum share of the rows of a frequent value, whose neighbors become edges, too.
 _FREQUENT_SHARE = 1 / 20
 
 
@@ -26,17 +26,17 @@ class PiecewiseLinear(nn.Module):
     """A vector for each value of each dense column, or the sum of those of a row.
 
     Attributes:
-        edges: The edges of each column, float32 [N, K + 1]: rising, then the largest repeated. They
-            are 0 until a run sets them (:func:`find_edges`).
+        edges: The edges of each column, float32 [N, K + 1], ascending; if there are fewer, the
+            largest is repeated. They are 0 until a run sets them (:func:`find_edges`).
         vectors: The vectors at the edges, [N · (K + 1), D]. The first T values of each are weights
-            of the linear term, divided by ``ModelConfig.first_order``; they start as 0.
+            of the linear term, divided by ``ModelConfig.first_order``; they are initially 0.
 
     Args:
         columns: The number of dense columns, N.
-        bins: The number of bins of each, K.
+        bins: The number of bins of each column, K.
         dim: The width of the vectors, D.
         labels: T, the number of labels if there is a linear term, else 0.
-        summed: Whether the vectors of a row are summed.
+        summed: Whether the vectors of a row are summed to one vector.
     """
 
     edges: torch.Tensor
@@ -49,14 +49,14 @@ class PiecewiseLinear(nn.Module):
         first = torch.arange(columns).unsqueeze(1) * (bins + 1)
         self.register_buffer("first", first, persistent=False)
         self.vectors = nn.Parameter(torch.empty(columns * (bins + 1), dim))
-        # As TorchRec initializes a table of as many rows.
+        # TorchRec's initialization of a table with this number of rows.
         bound = (bins + 1) ** -0.5
         nn.init.uniform_(self.vectors, -bound, bound)
         with torch.no_grad():
             self.vectors[:, :labels] = 0
 
     def forward(self, dense: torch.Tensor) -> torch.Tensor:
-        """Return the vectors [B, N, D] of values [B, N], or [B, 1, D]; see :func:`find_edges`."""
+        """Return the vectors [B, N, D] of values [B, N], or [B, 1, D] if they are summed."""
         if dense.is_cpu and not torch.compiler.is_exporting():
             inputs = dense, self.edges, self.vectors, self.summed
             if self.vectors.requires_grad:
@@ -66,42 +66,53 @@ class PiecewiseLinear(nn.Module):
 
     def compute_with_operators(self, dense: torch.Tensor) -> torch.Tensor:
         """Compute :meth:`forward` with PyTorch's operators: on GPUs, and for ONNX."""
-        edges, inner = self.edges, self.edges[:, 1:-1]
+        edges = self.edges
+        inner = edges[:, 1:-1]
         values = dense.T.contiguous().clamp(edges[:, :1], edges[:, -1:])
         if torch.compiler.is_exporting():
-            # ONNX has no binary search: the edges below a value are counted.
+            # ONNX has no binary search, so count the edges below each value.
             below = (values.unsqueeze(2) > inner.unsqueeze(1)).sum(2)
         else:
             below = torch.searchsorted(inner.contiguous(), values)
         below = below + self.first
-        low, high = (edges.flatten()[rows] for rows in (below, below + 1))
-        # Repeated edges make bins of width 0, whose value is that of their lower edge.
+        low = edges.flatten()[below]
+        high = edges.flatten()[below + 1]
+        # A bin between repeated edges has width 0, and its share is 0.
         share = (values - low) / torch.where(high > low, high - low, 1.0)
         if torch.compiler.is_exporting():
             return self._interpolate_pairs(below, share)
         return self._sum_bags(below, share)
 
     def _interpolate_pairs(self, below: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-        """Interpolate between the vectors ``below`` values and above them, both [N, B].
+        """Interpolate between the vectors at the edges below and above each value.
 
-        It makes three tensors [N, B, D] and keeps two for the gradient. ONNX has no operator for
-        :meth:`_sum_bags`.
+        It makes three tensors [N, B, D] and keeps two for the gradient, so it is only used for
+        ONNX, which has no operator for :meth:`_sum_bags`.
+
+        Args:
+            below: The row of ``vectors`` below each value, [N, B].
+            share: The share of the next row, [N, B].
         """
-        left, right = (functional.embedding(rows, self.vectors) for rows in (below, below + 1))
+        left = functional.embedding(below, self.vectors)
+        right = functional.embedding(below + 1, self.vectors)
         vectors = torch.lerp(left, right, share.unsqueeze(2)).transpose(0, 1)
         return vectors.sum(1, keepdim=True) if self.summed else vectors
 
     def _sum_bags(self, below: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-        """Compute :meth:`_interpolate_pairs` as weighted sums, to 3e-7, and nothing else [N, B, D].
+        """Compute the result of :meth:`_interpolate_pairs` as weighted sums of bags, within 3e-7.
 
-        A value is a bag of two rows of ``vectors``, and the values of a row, summed, are one bag.
+        It makes no other tensor [N, B, D]. Each value is a bag of two rows of ``vectors``. If the
+        vectors are summed, all values of a row form one bag.
         """
         num_columns, num_rows = below.shape
         rows = torch.stack([below, below + 1], 2).transpose(0, 1)
         weights = torch.stack([1 - share, share], 2).transpose(0, 1)
-        num_bags, size = num_rows * num_columns, 2
         if self.summed:
-            num_bags, size = num_rows, 2 * num_columns
+            num_bags = num_rows
+            size = 2 * num_columns
+        else:
+            num_bags = num_rows * num_columns
+            size = 2
         vectors = functional.embedding_bag(
             rows.reshape(num_bags, size),
             self.vectors,
@@ -123,24 +134,27 @@ def interpolate_rows(
     rows: np.ndarray,
     shares: np.ndarray,
 ) -> None:
-    """Add the vector of each value to ``out``, [B, N, D], or [B, 1, D] for sums over columns.
+    """Add the vector of each value to ``out``.
 
     Args:
         dense: The values [B, N].
         edges, vectors: As in :class:`PiecewiseLinear`.
-        out: The result; zeros before.
-        rows: A result: the row of ``vectors`` below each value, [N, B].
-        shares: A result: the share of the row above it, [N, B].
+        out: Output, initially zeros: [B, N, D], or [B, 1, D] for sums over columns.
+        rows: Output: the row of ``vectors`` below each value, [N, B].
+        shares: Output: the share of the next row, [N, B].
     """
-    count, size, dim = len(dense), edges.shape[1], vectors.shape[1]
-    below, values = np.empty(count, np.uint32), np.empty(count, np.float32)
+    count = len(dense)
+    size = edges.shape[1]
+    dim = vectors.shape[1]
+    below = np.empty(count, np.uint32)
+    values = np.empty(count, np.float32)
     for j in range(len(edges)):
         column_edges = edges[j]
         for i in range(count):
             values[i] = min(max(dense[i, j], column_edges[0]), column_edges[size - 1])
             below[i] = 0
-        # The binary searches of all rows proceed together, step by step: without branches and with
-        # the same step for all rows, the compiler uses vector instructions.
+        # The binary searches of all rows proceed in lockstep. Without branches, and with the same
+        # step width for all rows, the compiler uses vector instructions.
         inner = size - 2
         while inner > 0:
             half = np.uint32((inner + 1) // 2)
@@ -149,10 +163,12 @@ def interpolate_rows(
             inner -= int(half)
         out_column = j if out.shape[1] > 1 else 0
         for i in range(count):
-            low, row = column_edges[below[i]], j * size + below[i]
+            low = column_edges[below[i]]
+            row = j * size + below[i]
             width = column_edges[below[i] + 1] - low
             share = (values[i] - low) / width if width > 0 else np.float32(0)
-            rows[j, i], shares[j, i] = row, share
+            rows[j, i] = row
+            shares[j, i] = share
             for d in range(dim):
                 first = vectors[row, d]
                 out[i, out_column, d] += first + share * (vectors[row + 1, d] - first)
@@ -165,14 +181,15 @@ def add_gradients(
     """Add the gradient of ``vectors`` to ``out``.
 
     Args:
-        gradient: The gradient of the result of :func:`interpolate_rows`.
-        rows, shares: Its other results.
-        out: The result, of the shape of ``vectors``.
+        gradient: The gradient of ``out`` of :func:`interpolate_rows`.
+        rows, shares: The other outputs of :func:`interpolate_rows`.
+        out: Output, with the shape of ``vectors``.
     """
     for j in range(len(rows)):
         gradient_column = j if gradient.shape[1] > 1 else 0
         for i in range(rows.shape[1]):
-            row, share = rows[j, i], shares[j, i]
+            row = rows[j, i]
+            share = shares[j, i]
             for d in range(out.shape[1]):
                 upper = share * gradient[i, gradient_column, d]
                 out[row + 1, d] += upper
@@ -182,10 +199,11 @@ def add_gradients(
 def _interpolate_on_cpu(
     dense: torch.Tensor, edges: torch.Tensor, vectors: torch.Tensor, summed: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the result of :func:`interpolate_rows`, and its rows and shares."""
+    """Return the outputs of :func:`interpolate_rows`: vectors, rows and shares."""
     rows, columns = dense.shape
     out = np.zeros((rows, 1 if summed else columns, vectors.shape[1]), np.float32)
-    below, share = np.empty((columns, rows), np.int32), np.empty((columns, rows), np.float32)
+    below = np.empty((columns, rows), np.int32)
+    share = np.empty((columns, rows), np.float32)
     inputs = (tensor.numpy() for tensor in (dense, edges, vectors))
     interpolate_rows(*inputs, out, below, share)
     return torch.from_numpy(out), torch.from_numpy(below), torch.from_numpy(share)
@@ -194,10 +212,10 @@ def _interpolate_on_cpu(
 class _InterpolateOnCpu(torch.autograd.Function):
     """Compute :meth:`PiecewiseLinear.forward` in a fraction of the time of PyTorch's operators.
 
-    On two cores a step of 65,536 rows of 13 columns, 64 bins and width 16 takes 32 ms for their
-    sums, and 67 ms without summing; ``embedding_bag`` takes 217 and 436 ms.
+    On two cores, a step with 65,536 rows of 13 columns, 64 bins and width 16 takes 32 ms with
+    summing and 67 ms without; ``embedding_bag`` takes 217 and 436 ms.
 
-    The gradients of rows are added one after the other, so they do not depend on the number of
+    The gradients of rows are added sequentially, so the result does not depend on the number of
     threads.
     """
 
@@ -219,15 +237,15 @@ class _InterpolateOnCpu(torch.autograd.Function):
 
 
 def find_edges(dense: np.ndarray, bins: int) -> np.ndarray:
-    """Choose the edges of columns by the values of training rows.
+    """Choose the edges of columns from the values of training rows.
 
-    If a column has no more distinct values than edges, they are the edges. Otherwise:
+    If a column has no more distinct values than edges, these values are the edges. Otherwise:
 
-    - Two of three edges are quantiles of the rows.
-    - Frequent values, the smallest and the largest one get their neighbours as edges, so that their
-      vectors are not interpolated for any other value. This separates the number that stands for a
-      missing value, above all.
-    - The remaining edges are spread evenly over the distinct values that are left.
+    - Two thirds of the edges are quantiles of the rows.
+    - The neighbors of frequent values, of the smallest value and of the largest value become edges,
+      so that the vectors of these values do not affect other values. Above all, this separates the
+      number that stands for missing values.
+    - The remaining edges are spread evenly over the remaining distinct values.
 
     Args:
         dense: The values, float32 [rows, N].
@@ -240,7 +258,7 @@ def find_edges(dense: np.ndarray, bins: int) -> np.ndarray:
 
 
 def _choose_edges(column: np.ndarray, size: int) -> np.ndarray:
-    """Return ``size`` edges of a column, as :func:`find_edges` describes them."""
+    """Choose ``size`` edges of a column by the rules of :func:`find_edges`."""
     values, counts = np.unique(column, return_counts=True)
     if not len(values):
         return np.zeros(size)
@@ -249,9 +267,9 @@ def _choose_edges(column: np.ndarray, size: int) -> np.ndarray:
         ranks = np.linspace(0, len(column) - 1, int(_QUANTILE_SHARE * size)).round()
         chosen[np.searchsorted(np.cumsum(counts), ranks, "right")] = True
         frequent = np.flatnonzero(counts >= max(_FREQUENT_SHARE * len(column), 2))
-        for neighbours in (frequent - 1, frequent + 1, [1], [len(values) - 2]):
-            if chosen.sum() + len(neighbours) <= size:
-                chosen[np.clip(neighbours, 0, len(values) - 1)] = True
+        for neighbors in (frequent - 1, frequent + 1, [1], [len(values) - 2]):
+            if chosen.sum() + len(neighbors) <= size:
+                chosen[np.clip(neighbors, 0, len(values) - 1)] = True
         left = np.flatnonzero(~chosen)
         num_missing = size - np.count_nonzero(chosen)
         spread = np.linspace(0, len(left) - 1, num_missing).round().astype(int)
@@ -265,12 +283,13 @@ def interpolate(values: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.n
 
     Args:
         values: The values [n].
-        edges: The edges of their column [K + 1].
+        edges: The edges [K + 1] of their column.
 
     Returns:
         int64 [n] and float64 [n].
     """
     values = values.clip(edges[0], edges[-1])
     index = np.searchsorted(edges[1:-1], values)
-    below, above = edges[index].astype(np.float64), edges[index + 1]
+    below = edges[index].astype(np.float64)
+    above = edges[index + 1]
     return index, (values - below) / np.maximum(above - below, np.finfo(np.float32).tiny)

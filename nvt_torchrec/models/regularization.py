@@ -1,9 +1,9 @@
-"""The settings of a model's layers that change training alone.
+"""The settings of a model's layers that only affect training.
 
-Knows no torch, so that the registry of models can name them.
+This module does not import torch, so that the registry of models can import it.
 """
 
 from __future__ import annotations
 
-#: Flags of the trainer. A model whose layers are folded (:func:`.layers.fold_layers`) has none.
+#: Flags of the trainer. Folding the layers (:func:`.layers.fold_layers`) removes these settings.
 REGULARIZATION = ("batch_norm", "dropout")

@@ -1,9 +1,9 @@
-"""The vectors of rows in parts, which an interaction joins with its dense vector.
+"""The vectors of rows in parts, which an interaction joins with its dense vector in one step.
 
-On a GPU a model's time is that of reading and writing memory. Joining the vectors of the features
-with those of the dense columns, taking the linear term's coordinates out of them, rounding them,
-and joining them with the dense vector would each read and write all vectors, and so would their
-gradients. Given in parts, they are joined in one step.
+On a GPU, a model spends most of its time on memory accesses. With separate operators, each of these
+steps would read and write all vectors: joining the vectors of the features with those of the dense
+columns, removing the linear term's coordinates, rounding, and joining with the dense vector. The
+same holds for the gradients. A kernel that gets the vectors in parts does all of it in one step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 log = logging.getLogger(__name__)
 
-#: The rows of the first batch on which the kernel is compared with operators.
+#: The number of rows of the first batch on which the kernel is compared with operators.
 _COMPARED_ROWS = 1024
 
 
@@ -34,19 +34,19 @@ def join_by_operators(
     Args:
         dense: The dense vector [B, D].
         vectors: The vectors of the features [B, F, D], float32 or bfloat16.
-        others: The vectors that follow, of dense columns and of the data, [B, G, D]; None if there
-            are none.
-        sums: The sums of the weights of the linear term, float32 [B, T]; [B, 0] without one. They
-            have a gradient only by their second return, where it goes to the coordinates of
-            ``vectors`` and ``others`` that are these weights.
+        others: The vectors of dense columns and of the data [B, G, D]; None without such vectors.
+        sums: The sums of the weights of the linear term, float32 [B, T]; [B, 0] without a linear
+            term. They have no gradient themselves, but the returned ``sums`` do.
         factors: The factor of each coordinate of ``vectors`` and ``others``, float32 [D]; None if
             all are 1.
-        coordinates: The coordinate at which the weights of each vector begin, int32 [F + G].
-        zeros: How many vectors of zeros follow.
+        coordinates: The first coordinate of the linear term's weights in each vector, int32
+            [F + G].
+        zeros: The number of zero vectors to append.
 
     Returns:
-        The dense vector, ``vectors`` and ``others`` times the factors, and zeros,
-        [B, 1 + F + G + zeros, D] in the dtype of ``dense``; and ``sums``.
+        The joined vectors [B, 1 + F + G + zeros, D] in the dtype of ``dense``: the dense vector,
+        ``vectors`` and ``others`` times the factors, and zeros. And ``sums``, whose gradient is
+        that of the coordinates of ``vectors`` and ``others`` that are the weights.
     """
     if others is not None:
         vectors = torch.cat([vectors.float(), others], 1)
@@ -55,7 +55,7 @@ def join_by_operators(
         labels = torch.arange(num_labels, device=vectors.device)
         index = coordinates.unsqueeze(1).long() + labels
         weights = vectors.gather(2, index.expand(len(vectors), -1, -1)).float().sum(1)
-        # The difference is 0, and has the gradient of the weights.
+        # The difference is 0, but it has the gradient of the weights.
         sums = sums + (weights - weights.detach())
     if factors is not None:
         vectors = vectors * factors
@@ -66,17 +66,17 @@ def join_by_operators(
 
 
 class VectorJoin:
-    """Joins vectors by a kernel if its results on the first batch are those of operators.
+    """Joins vectors by a kernel if its results on the first batch agree with those of operators.
 
-    Otherwise, or if it cannot be compiled, a warning says so once, and operators join them.
+    If they do not, or if the kernel cannot be compiled, log a warning once and use operators.
     """
 
     def __init__(self) -> None:
-        #: Whether the kernel is used; None until there was a batch.
+        #: Whether the kernel is used; None before the first batch.
         self.uses_kernel: bool | None = None
 
     def __call__(self, dense: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Join the vectors of rows; arguments and results are :func:`join_by_operators`'s."""
+        """Join the vectors of rows, with the arguments and results of :func:`join_by_operators`."""
         if not len(dense):
             return join_by_operators(dense, *rest)
         if self.uses_kernel is None:
@@ -95,11 +95,12 @@ class VectorJoin:
         sums: torch.Tensor,
         *unsliced: Any,
     ) -> bool:
-        """Return whether the kernel joins some rows as operators do, gradients included.
+        """Return whether the results and gradients of the kernel agree with those of operators.
 
         Args:
-            dense, vectors, others, sums: Those of :func:`join_by_operators`, of all rows.
-            unsliced: Its other arguments, which are not of rows.
+            dense, vectors, others, sums: Arguments of :func:`join_by_operators` for all rows, of
+                which the first rows are compared.
+            unsliced: Its other arguments, which do not depend on the rows.
         """
         first = slice(0, _COMPARED_ROWS)
         others = None if others is None else others.detach()[first]
@@ -109,24 +110,25 @@ class VectorJoin:
             from nvt_torchrec.models.cuda.join_kernels import join
 
             joined, _ = join_by_operators(*parts, *rest)
-            # Gradients as large as the values, and different for each label.
+            # Use gradients of the magnitude of the values, which differ between labels.
             labels = torch.arange(1.0, 1 + sums.shape[1], device=sums.device)
             gradients = joined, labels.expand_as(rest[0])
             results = []
             for compute in (join_by_operators, join):
                 results.append(_compute_with_gradients(compute, parts, rest, gradients))
             for expected, result in zip(*results, strict=True):
-                # In bfloat16 by a unit of the last place, in float32 by the order of a product
-                # and a sum.
+                # Allow a difference of one unit in the last place of bfloat16, and for float32 the
+                # difference that another order of a product and a sum makes.
                 tolerance = 1e-6 if expected.dtype == torch.float32 else 2**-7
                 torch.testing.assert_close(
                     result, expected, rtol=tolerance, atol=tolerance * 1e-3, equal_nan=True
                 )
-        except Exception as error:  # of Triton's compiler, of its absence, of CUDA, or a difference
+        # Triton is missing or cannot compile the kernel, CUDA fails, or the results differ.
+        except Exception as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             log.warning(
-                "vectors are joined by PyTorch's operators, which takes longer, because the kernel "
-                "that joins them on a GPU failed or differs: %s; report this",
+                "vectors are joined by PyTorch's operators, which takes longer, because the GPU "
+                "kernel failed or its results differ: %s; please report this",
                 f"{reason:.300}",
             )
             return False
@@ -143,7 +145,7 @@ def _compute_with_gradients(
 
     Args:
         compute: The function.
-        parts: Its first arguments, without a gradient.
+        parts: Its first arguments, which do not require gradients yet.
         rest: Its other arguments.
         gradients: The gradients of its results.
     """
@@ -151,8 +153,9 @@ def _compute_with_gradients(
     with torch.enable_grad():
         joined, sums = compute(*inputs, *rest)
     wanted = [part for part in inputs if part is not None]
-    results, result_gradients = [joined], [gradients[0]]
-    if sums.requires_grad:  # there is a linear term
+    results = [joined]
+    result_gradients = [gradients[0]]
+    if sums.requires_grad:  # the model has a linear term
         results.append(sums)
         result_gradients.append(gradients[1])
     found = torch.autograd.grad(results, wanted, result_gradients)
@@ -160,15 +163,15 @@ def _compute_with_gradients(
 
 
 class UnjoinedVectors:
-    """The vectors of some rows in parts, as :class:`.layers.PairProducts` may get them.
+    """The vectors of rows in parts, which :class:`.layers.PairProducts` joins.
 
     Attributes:
-        sums: The sums of the weights of the linear term, float32 [B, T], or [B, 0]. After
-            :meth:`join` they have a gradient.
+        sums: The sums of the weights of the linear term, float32 [B, T], or [B, 0] without one.
+            They have a gradient only after :meth:`join`.
 
     Args:
         vector_join: Joins the parts.
-        vectors, others, sums, factors, coordinates: Those of :func:`join_by_operators`.
+        vectors, others, sums, factors, coordinates: Arguments of :func:`join_by_operators`.
     """
 
     def __init__(
@@ -181,11 +184,14 @@ class UnjoinedVectors:
         coordinates: torch.Tensor,
     ) -> None:
         self._vector_join = vector_join
-        self._vectors, self._others, self.sums = vectors, others, sums
-        self._factors, self._coordinates = factors, coordinates
+        self._vectors = vectors
+        self._others = others
+        self.sums = sums
+        self._factors = factors
+        self._coordinates = coordinates
 
     def join(self, dense: torch.Tensor, zeros: int) -> torch.Tensor:
-        """Return all vectors [B, V, D]: the dense one, those of the parts, and zeros."""
+        """Return all vectors [B, V, D]: the dense vector, the parts, and ``zeros`` zero vectors."""
         joined, self.sums = self._vector_join(
             dense, self._vectors, self._others, self.sums, self._factors, self._coordinates, zeros
         )

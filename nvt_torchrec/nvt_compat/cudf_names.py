@@ -1,14 +1,14 @@
-"""Names removed from cuDF and dask-cuDF between 23.8 and 26.10, calls that changed, and strings.
+"""Names removed from cuDF and dask-cuDF between 23.8 and 26.10, changed calls, and strings.
 
-Nothing is patched without cuDF, or where Merlin finds no GPU and does not use cuDF. The dtype of
-strings is pandas' ``str``:
+Nothing is patched if cuDF is not installed, or if Merlin finds no GPU and so does not use cuDF.
+Strings have pandas' dtype ``str``, which caused two errors:
 
-* Groups of strings could not be counted by ``agg("size")``, which makes all vocabularies: cuDF
-  compares the lower-case name with upper-case names.
-* Lists of strings could not be sent between processes: cuDF sends the elements' dtype as its name,
-  ``str``, which pandas reads as NumPy's dtype, because ``future.infer_string`` is off.
+* Groups of strings could not be counted by ``agg("size")``, which all vocabularies need: cuDF
+  compares the lower-case name of the aggregation with upper-case names.
+* Lists of strings could not be sent between processes: cuDF sends the name of the elements' dtype,
+  ``str``, which pandas reads as NumPy's dtype because ``future.infer_string`` is off.
 
-``tests/gpu`` runs them on a GPU.
+``tests/gpu`` runs these patches on a GPU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def apply() -> None:
 
     _supply_columns()
     supply(cudf.DataFrame, from_pandas=staticmethod(cudf.from_pandas))
-    # `chunksize` was renamed `blocksize`; `to_backend` converts between libraries.
+    # `chunksize` was renamed to `blocksize`, and `to_backend` now converts between libraries.
     dask_cudf.read_csv = _read_csv_with_chunksize(dask_cudf.read_csv)
     supply(dask_cudf, from_dask_dataframe=lambda ddf: ddf.to_backend("cudf"))
     supply(dask_cudf.DataFrame, to_dask_dataframe=lambda self: self.to_backend("pandas"))
@@ -51,13 +51,14 @@ def apply() -> None:
 
 
 def _supply_columns() -> None:
+    """Supply ``build_column`` and the offsets of list columns."""
     import cudf
     import pylibcudf as plc
     from cudf.core import column
     from cudf.core.column import ColumnBase, ListColumn
 
     def build_column(data: Any, dtype: Any, *, size: int, children: Any) -> Any:
-        """Build a list column, the only kind in Merlin, of ``children`` offsets, elements."""
+        """Build a list column, the only kind that Merlin builds, from offsets and elements."""
         offsets, elements = (child.plc_column for child in children)
         kind = plc.DataType(plc.TypeId.LIST)
         return ColumnBase.create(
@@ -65,7 +66,7 @@ def _supply_columns() -> None:
         )
 
     def offsets(self: Any) -> Any:
-        """Return offsets int32 [rows + 1] from 0; libcudf's are of the unsliced column."""
+        """Return offsets int32 [rows + 1] from 0; libcudf's are those of the unsliced column."""
         plain = ColumnBase.create(self.plc_column.list_view().offsets(), np.dtype("int32"))
         first = self.plc_column.offset()
         own = cudf.Series._from_column(plain).iloc[first : first + len(self) + 1]
@@ -79,6 +80,8 @@ def _supply_columns() -> None:
 
 
 def _read_csv_with_chunksize(read_csv: Callable) -> Callable:
+    """Return ``read_csv`` with the argument ``chunksize``, the old name of ``blocksize``."""
+
     @functools.wraps(read_csv)
     def wrapper(*args: Any, chunksize: Any = None, **kwargs: Any) -> Any:
         if chunksize is not None:
@@ -89,12 +92,15 @@ def _read_csv_with_chunksize(read_csv: Callable) -> Callable:
 
 
 def patch_dispatch() -> None:
-    """Patch the functions on cuDF columns; :mod:`nvt_compat.dispatch` patches more."""
+    """Patch the functions of ``merlin.core.dispatch`` that use cuDF columns.
+
+    :mod:`nvt_compat.dispatch` patches other functions of the same module.
+    """
     from merlin.core import dispatch
 
     edit(
         dispatch.create_multihot_col,
-        # dtypes are objects now, not names
+        # dtypes must now be objects, not names
         ('as_column(offsets, dtype="int32")', 'as_column(offsets, dtype=np.dtype("int32"))'),
         # a Series can no longer be made of a column directly
         ("cudf.Series(col)", "cudf.Series._from_column(col)"),
@@ -128,7 +134,7 @@ def allow_size(is_unsupported: Any) -> None:
 
 
 def keep_strings(list_dtype: Any) -> None:
-    """Make lists of strings keep their type when they are deserialized."""
+    """Let lists of strings keep their type when they are deserialized."""
     by_name = list_dtype.deserialize.__func__
 
     def deserialize(cls: type, header: dict, frames: list) -> Any:

@@ -1,11 +1,11 @@
 """Names removed from ``dask.dataframe`` when expressions replaced legacy collections (2025.1).
 
-Until then a Dask DataFrame was a graph with the keys ``(ddf._name, i)``, and Merlin and NVTabular
-write graphs that use those keys. Today a Dask DataFrame is an expression, whose graph, with other
-keys, is made when it is computed.
+Before that, a Dask DataFrame was a graph with the keys ``(ddf._name, i)``, and Merlin and NVTabular
+write graphs that use those keys. Now a Dask DataFrame is an expression, whose graph is made when it
+is computed and has other keys.
 
 :func:`freeze` optimizes an expression once and adds the old keys to its graph as aliases.
-:func:`new_dd_object` does the reverse: it makes a DataFrame of a graph with such keys.
+:func:`new_dd_object` does the reverse: it makes a DataFrame from a graph with such keys.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ from dask.tokenize import tokenize
 
 
 class BlockwiseLayer(MaterializedLayer):
-    """A layer in which no output partition depends on more than one input partition."""
+    """A layer in which each output partition depends on at most one input partition."""
 
 
 class Frozen:
-    """A graph with the keys ``(_name, i)``, with the methods that ``HighLevelGraph`` needs."""
+    """A graph with the keys ``(_name, i)`` and the methods that ``HighLevelGraph`` needs."""
 
     def __init__(self, frame: FrameBase) -> None:
-        self._name, self._meta = frame._name, frame._meta
-        self.npartitions, self.divisions = frame.npartitions, frame.divisions
+        self._name = frame._name
+        self._meta = frame._meta
+        self.npartitions = frame.npartitions
+        self.divisions = frame.divisions
         expression = frame.expr.simplify().lower_completely().fuse()
         if expression.npartitions != frame.npartitions:
             raise RuntimeError(
@@ -67,12 +69,12 @@ class Frozen:
 
 
 def freeze(collection: Any) -> Any:
-    """Return a :class:`Frozen` of a DataFrame, and anything else unchanged."""
+    """Return a DataFrame as a :class:`Frozen`; return anything else unchanged."""
     return Frozen(collection) if isinstance(collection, FrameBase) else collection
 
 
 class FreezingHighLevelGraph(HighLevelGraph):
-    """``HighLevelGraph`` that freezes the DataFrames a layer depends on."""
+    """A ``HighLevelGraph`` that freezes the DataFrames on which a layer depends."""
 
     @classmethod
     def from_collections(
@@ -85,7 +87,7 @@ class FreezingHighLevelGraph(HighLevelGraph):
 def new_dd_object(
     dsk: Mapping, name: str, meta: Any, divisions: Sequence, parent_meta: Any = None
 ) -> FrameBase:
-    """Make a DataFrame of a graph with the keys ``(name, i)``; Dask has removed this function."""
+    """Make a DataFrame from a graph with the keys ``(name, i)``, like Dask's removed function."""
     divisions = tuple(divisions)
     keys = [(name, i) for i in range(len(divisions) - 1)]
     graph = FromGraph(dict(dsk), meta, divisions, keys, name, _determ_token=tokenize(name))
@@ -95,6 +97,7 @@ def new_dd_object(
 def _calculate_divisions(
     df: Any, by: Any, repartition: Any, npartitions: int, ascending: bool = True, **kwargs: Any
 ) -> Any:
+    """Call the new function with the arguments of the old one."""
     by = getattr(by, "expr", by)
     return _shuffle._calculate_divisions(df.expr, by, npartitions, ascending)
 
@@ -112,7 +115,7 @@ def apply() -> None:
     supply(dd, core=core, multi=multi, shuffle=shuffle)
     supply(multi, concat=dd.concat)
     supply(shuffle, _calculate_divisions=_calculate_divisions)
-    # merlin.core.utils imports `optimize` of a removed module; merlin_io replaces its only user.
+    # merlin.core.utils imports `optimize` from a removed module; merlin_io replaces its caller.
     if "dask.dataframe.optimize" not in sys.modules:
         module = types.ModuleType("dask.dataframe.optimize")
         vars(module)["optimize"] = lambda dsk, keys, **kwargs: dsk

@@ -1,17 +1,17 @@
-"""``merlin.core.dispatch``: the same hash on the CPU and on the GPU, and lists of pandas frames.
+"""``merlin.core.dispatch``: the same hash on CPU and GPU, and list columns of pandas frames.
 
-The hash is MurmurHash3 as in ``cudf.Series.hash_values()``. The released one uses pandas'
-on the CPU. Its buckets differ from cuDF's and between input types (5 and 5.0), it hashes the row
-index too (equal values in two rows get different buckets), and it fails on lists. HashBucket,
-HashedCross and Categorify's ``num_buckets`` use it.
+The patched hash is MurmurHash3, as in ``cudf.Series.hash_values()``. The released function uses
+pandas' hash on the CPU. Its buckets differ from cuDF's and between input types (5 and 5.0); it also
+hashes the row index, so that equal values in two rows get different buckets; and it fails on lists.
+HashBucket, HashedCross and Categorify's ``num_buckets`` use it.
 
-In list columns of pandas frames each row holds an array:
+In list columns of pandas frames each row holds an array. Three errors are patched:
 
-* Flattening lost the type where all lists were empty, and gave a vocabulary of objects. Empty
-  arrays have a type.
-* A column whose first rows had empty lists was an error, because its type was unknown.
-* The result of ``encode_list_column`` had an index from 0, whatever the frame's index, so that rows
-  of a slice of a frame got the lists of other rows, or none.
+* If all lists were empty, flattening lost their type and returned a vocabulary of objects. The
+  empty arrays do have a type.
+* If the first rows had empty lists, the type of the column was unknown, which was an error.
+* The index of the result of ``encode_list_column`` always began at 0, whatever the frame's index.
+  So in a slice of a frame, rows got the lists of other rows, or none.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ from nvt_torchrec.base.hashing import murmur3_int, murmur3_string
 
 
 def _hash_series(ser: Any) -> np.ndarray:
-    """Hash a series, or all elements of lists; uint32 [n], for a cuDF series a cuDF series.
+    """Hash the values of a series, or all elements of its lists.
 
     Whole numbers are hashed as int64, whatever their dtype, because pandas stores integers with
     missing values as float64. Strings are hashed as UTF-8. The hash of a missing value is
     undefined.
 
+    Returns:
+        uint32 [n]; a cuDF series if ``ser`` is one.
+
     Raises:
-        TypeError: A series of anything else.
+        TypeError: The values are neither whole numbers nor strings.
     """
     from merlin.core import dispatch
 
@@ -61,7 +64,7 @@ def _hash_series(ser: Any) -> np.ndarray:
 
 
 def _to_whole(ser: Any) -> Any:
-    """Return the numbers of a cuDF series as int64, and strings as they are.
+    """Return the numbers of a cuDF series as int64; return strings unchanged.
 
     Raises:
         TypeError: A number has a fraction.
@@ -76,8 +79,8 @@ def _to_whole(ser: Any) -> Any:
     return whole
 
 
-def flat_values(lists: pd.Series) -> pd.Series:
-    """Return the elements of all lists, one after the other."""
+def flatten_values(lists: pd.Series) -> pd.Series:
+    """Return the concatenated elements of all lists."""
     arrays = list(lists)
     if arrays and all(isinstance(array, np.ndarray) for array in arrays):
         return pd.Series(np.concatenate(arrays))
@@ -89,10 +92,10 @@ def apply() -> None:
     from merlin.core import dispatch
 
     replace(dispatch, "hash_series", _hash_series, expect="hash_object_dispatch(ser)")
-    dispatch.flat_values = flat_values
+    dispatch.flatten_values = flatten_values
     edit(
         dispatch.flatten_list_column_values,
-        ("return pd.Series(itertools.chain(*s))", "return flat_values(s)"),
+        ("return pd.Series(itertools.chain(*s))", "return flatten_values(s)"),
     )
     edit(
         dispatch.encode_list_column,
@@ -100,7 +103,7 @@ def apply() -> None:
             "return pd.Series(new_data)",
             "return pd.Series(new_data, index=original.index, dtype=object)",
         ),
-        # cuDF's columns accept dtypes only as objects, not as names or types
+        # cuDF's columns accept only dtype objects, not names or types
         ("encoded.astype(dtype, copy=False)", "encoded.astype(np.dtype(dtype), copy=False)"),
         ("ListDtype(encoded.dtype if dtype is None else dtype)", "ListDtype(encoded.dtype)"),
     )

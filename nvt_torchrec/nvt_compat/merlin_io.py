@@ -17,10 +17,10 @@ def _ensure_optimize_dataframe_graph(ddf: Any = None, dsk: Any = None, keys: Any
 
 
 def _parquet_to_ddf(self: Any, columns: Any = None, cpu: bool | None = None) -> Any:
-    """Read parquet files, in place of ``ParquetDatasetEngine.to_ddf``.
+    """Read parquet files; this replaces ``ParquetDatasetEngine.to_ddf``.
 
-    Dask no longer reports what it read through ``metadata_collector``. The plan of the read
-    expression contains the same parts and statistics.
+    Dask no longer reports the parts and statistics through ``metadata_collector``, but the plan of
+    the read expression contains them.
     """
     from merlin.io import parquet
 
@@ -38,7 +38,7 @@ def _parquet_to_ddf(self: Any, columns: Any = None, cpu: bool | None = None) -> 
         **self.read_parquet_kwargs,
     )
     expression = ddf.expr
-    while not hasattr(expression, "_plan"):  # the read lies below a projection of columns
+    while not hasattr(expression, "_plan"):  # the read is below a projection of columns
         expression = expression.dependencies()[0]
     plan = expression._plan
     self._pp_metadata = {"parts": list(plan["parts"]), "stats": list(plan["statistics"])}
@@ -46,7 +46,7 @@ def _parquet_to_ddf(self: Any, columns: Any = None, cpu: bool | None = None) -> 
 
 
 def apply() -> None:
-    """Patch merlin-core first (nvtabular imports it), then nvtabular."""
+    """Patch merlin-core first, because nvtabular imports it, and then nvtabular."""
     from merlin.core import utils
 
     replace(
@@ -68,9 +68,9 @@ def apply() -> None:
     def ddf_to_dataset(ddf: Any, *args: Any, **kwargs: Any) -> Any:
         return write(freeze(ddf), *args, **kwargs)
 
-    # It writes one file per output partition, looking keys up in the collection's graph.
+    # The original writes one file per output partition, and looks up keys in the frame's graph.
     replace(merlin.io.dataset, "_ddf_to_dataset", ddf_to_dataset, expect="full_graph")
-    merlin.io.dask.Blockwise = (Blockwise, BlockwiseLayer)  # for its isinstance check
+    merlin.io.dask.Blockwise = (Blockwise, BlockwiseLayer)  # for an isinstance check
     replace(
         merlin.io.parquet.ParquetDatasetEngine,
         "to_ddf",

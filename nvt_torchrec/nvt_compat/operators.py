@@ -1,31 +1,33 @@
-"""Wrong values that NVTabular 23.8's operators return silently, and errors on valid data.
+"""Patches for operators of NVTabular 23.8 that silently return wrong values or fail on valid data.
 
 ``Categorify``:
 
-* Under pandas 3 (copy-on-write) a chained ``fillna(inplace=True)`` does nothing, and arrays of a
+* With pandas 3 (copy-on-write) a chained ``fillna(inplace=True)`` does nothing, and arrays of a
   frame are read-only.
-* Values with equal counts were in arbitrary order: two runs gave the same value different ids.
-* IndexError if a column is all null, in a partition or in all training data.
+* Values with equal counts were in arbitrary order, so two runs gave the same value different ids.
+* A column that is all null, in a partition or in all training data, raised an IndexError.
 * If a column has only empty lists in the training data, a null that never occurred got an id.
-* With ``single_table`` a null and values without an id got ids of real values.
+* With ``single_table``, nulls and values without an id got ids of real values.
 * An integer vocabulary could not encode a column with missing values (float64 in pandas).
 
-Others:
+Other operators:
 
 * ``DifferenceLag`` assigns None in a column of booleans, which is an error in pandas 3.
-* ``LogOp`` is log(1 + x): -1 becomes -inf, smaller values NaN. Here it warns of them.
-* ``Normalize`` turns a whole column into NaN for one infinite value. Here it raises an error. It
-  computes the variance as Σx² − (Σx)²/n: where values are large compared with their spread, or all
-  equal, the difference consists of rounding errors, and a column that was always missing got a
-  standard deviation of 3e-8, and its first present value became a feature of 3e7. Here chunks give
-  count, mean and the sum of squared deviations, which merge without cancellation (Chan, Golub,
-  LeVeque: Updating formulae and a pairwise algorithm for computing sample variances, 1979). The
-  mean is stored as an offset from the chunk's first value, so that the spread of equal values is 0
-  and that of close values is exact. Chunks are merged in order, whatever the workers.
+* ``LogOp`` is log(1 + x): -1 becomes -inf, and smaller values become NaN. The patch warns about it.
+* ``Normalize`` turns a whole column into NaN if one value is infinite. The patch raises an error.
+* ``Normalize`` computes the variance as Σx² − (Σx)²/n. If values are equal, or large compared with
+  their spread, the difference consists of rounding errors. (A column that was always missing got a
+  standard deviation of 3e-8, and its first present value became a feature of 3e7.) The patch
+  computes count, mean and the sum of squared deviations of each chunk, and merges them without
+  cancellation (Chan, Golub, LeVeque: Updating formulae and a pairwise algorithm for computing
+  sample variances, 1979). The mean is stored as an offset from the chunk's first value, so that the
+  spread of equal values is 0 and the spread of close values is exact. Chunks are merged in order,
+  so the result does not depend on the workers.
 
-Those that specs and the example do not use are as released: ``Bucketize`` puts a missing value into
-the top bucket, ``FillMedian`` is far from the median over several partitions, ``HashBucket`` and
-``ListSlice(pad=True)`` fail on lists of pandas frames. docs/nvtabular.md has the table.
+Operators that neither specs nor the example use are not patched: ``Bucketize`` puts missing values
+into the top bucket, ``FillMedian`` over several partitions is far from the median, and
+``HashBucket`` and ``ListSlice(pad=True)`` fail on lists of pandas frames. The full table is in
+docs/nvtabular.md.
 """
 
 from __future__ import annotations
@@ -43,22 +45,23 @@ import pandas as pd
 from nvt_torchrec.base.errors import SchemaError
 
 
-def key_like_vocabulary(column: Any, vocabulary: Any) -> Any:
-    """Return a column cast to the type of a vocabulary, unless nulls would be lost.
+def cast_to_vocabulary(column: Any, vocabulary: Any) -> Any:
+    """Cast a column to the dtype of a vocabulary, unless nulls would be lost.
 
-    pandas stores integers with missing values as float64. The integers of a vocabulary are exact in
-    float64, and merging float64 with int64 keys compares by value.
+    pandas stores integers with missing values as float64. Such a column is not cast: the integers
+    of a vocabulary are exact in float64, and merging float64 with int64 keys compares by value.
 
     Raises:
-        TypeError: Strings for a vocabulary of numbers, where a cast would read hexadecimal digits
-            as decimal, or numbers for a vocabulary of strings, where none would be found.
+        TypeError: The column has strings and the vocabulary numbers (a cast would read hexadecimal
+            digits as decimal), or the column has numbers and the vocabulary strings (no value would
+            be found).
     """
     dtype = vocabulary.dtype
     if not isinstance(column, pd.Series):
-        return _like_cudf_vocabulary(column, vocabulary)
+        return _cast_to_cudf_vocabulary(column, vocabulary)
     numbers = pd.api.types.is_numeric_dtype(dtype)
     if not len(vocabulary) or column.isna().all():
-        # no value can be found, and the type of an empty column is arbitrary
+        # No value can be found, and the dtype of an empty column is arbitrary.
         return pd.Series(np.nan, column.index, dtype="float64" if numbers else dtype)
     if numbers and not pd.api.types.is_numeric_dtype(column):
         raise TypeError(f"column {column.name}: {column.dtype} values, expected numbers")
@@ -69,8 +72,8 @@ def key_like_vocabulary(column: Any, vocabulary: Any) -> Any:
     return column.astype(dtype)
 
 
-def _like_cudf_vocabulary(column: Any, vocabulary: Any) -> Any:
-    """As :func:`key_like_vocabulary` for cuDF, whose integer columns can have nulls."""
+def _cast_to_cudf_vocabulary(column: Any, vocabulary: Any) -> Any:
+    """Compute :func:`cast_to_vocabulary` for cuDF, whose integer columns can have nulls."""
     numbers = pd.api.types.is_numeric_dtype(vocabulary.dtype)
     is_number = pd.api.types.is_numeric_dtype(column.dtype)
     if not len(vocabulary) or (numbers != is_number and bool(column.isna().all())):
@@ -84,23 +87,23 @@ def _like_cudf_vocabulary(column: Any, vocabulary: Any) -> Any:
 
 
 def _patch_encode(categorify: Any) -> None:
-    """Patch how Categorify finds the ids of values; a comment says why, for each edit."""
-    categorify.key_like_vocabulary = key_like_vocabulary
+    """Patch the function of Categorify that finds the ids of values."""
+    categorify.cast_to_vocabulary = cast_to_vocabulary
     edit(
         categorify._encode,
-        # The columns' ids follow each other; the reserved ones are those of all.
+        # In a single table the columns share the reserved ids; the first label is that of a value.
         ('value["labels"].head(1).iloc[0] if single_table else NULL_OFFSET', "NULL_OFFSET"),
-        # Only its length is used, for which all columns were copied.
+        # Only the length of `nulls` is used, so copying all columns is not necessary.
         ("nulls = df[expr].index.values", "nulls = expr[expr]"),
-        # fails if all are null; `list_col` is already known
+        # The original fails if all values are null; `list_col` is already known.
         ("if isinstance(df[cl].dropna().iloc[0], (np.ndarray, list)):", "if list_col:"),
         (
             "codes[cl] = dispatch.flatten_list_column_values(ser).astype(value[cr].dtype)",
-            "codes[cl] = key_like_vocabulary(codes[cl], value[cr])",
+            "codes[cl] = cast_to_vocabulary(codes[cl], value[cr])",
         ),
         (
             "codes[cl] = df[cl].copy().astype(value[cr].dtype)",
-            "codes[cl] = key_like_vocabulary(df[cl], value[cr])",
+            "codes[cl] = cast_to_vocabulary(df[cl], value[cr])",
         ),
         (
             'merged_df["labels"].fillna(df._constructor_sliced(indistinct), inplace=True)',
@@ -109,35 +112,38 @@ def _patch_encode(categorify: Any) -> None:
         ("labels.fillna(indistinct, inplace=True)", "labels = labels.fillna(indistinct)"),
         (
             "labels[nulls] = null_encoding_offset",
-            # `nulls` holds index values, `labels` counts rows: the same for a RangeIndex only
+            # `nulls` are index values, but `labels` is indexed by rows, which only agrees for a
+            # RangeIndex.
             "labels = labels.copy()\n        labels[expr.values] = null_encoding_offset",
         ),
     )
 
 
-def by_count(frame: Any, count: str, values: list[str]) -> Any:
-    """Return a vocabulary sorted by falling count, ties by value; nulls come first."""
+def sort_by_count(frame: Any, count: str, values: list[str]) -> Any:
+    """Return a vocabulary sorted by descending count, then by ascending value, nulls first."""
     order = {"ascending": [False] + [True] * len(values), "na_position": "first"}
     return frame.sort_values([count, *values], ignore_index=True, **order)
 
 
-def rows_after(vocabulary: Any, part: int, count: str) -> int:
-    """Return the number of rows with values of the partitions after ``part``."""
+def count_later_rows(vocabulary: Any, part: int, count: str) -> int:
+    """Return the total count of the values in the partitions after ``part``."""
     later = range(part + 1, vocabulary.npartitions)
     counts = [vocabulary.partitions[i][count] for i in later]
     return sum(int(part.compute(scheduler="synchronous").sum()) for part in counts)
 
 
 def _patch_vocabulary(categorify: Any) -> None:
-    categorify.by_count, categorify.rows_after = by_count, rows_after
+    """Patch the functions of Categorify that write vocabularies."""
+    categorify.sort_by_count = sort_by_count
+    categorify.count_later_rows = count_later_rows
     edit(
         categorify._write_uniques,
         (
             "df = df.sort_values(name_size_multi, ascending=False, ignore_index=True)",
-            "df = by_count(df, name_size_multi, col_selector.names)",
+            "df = sort_by_count(df, name_size_multi, col_selector.names)",
         ),
-        # With split_out > 1, Dask's `head` of the sorted frame lacks the nulls, and no BlockIndex
-        # is passed on, so the null got an id.
+        # With split_out > 1, `head` of the sorted frame does not contain the nulls, and Dask does
+        # not pass a BlockIndex on, so the null got an id.
         (
             'df = df.sort_values(col_name, na_position="first")',
             "null_row = _compute_sync(df[df[col_name].isnull()])",
@@ -148,13 +154,13 @@ def _patch_vocabulary(categorify: Any) -> None:
             "df = df.dropna(subset=[col_name])",
         ),
         (
-            # this runs inside a task: with a client, Dask would exchange rows between workers
+            # This runs inside of a task, where Dask would use a client to shuffle between workers.
             ")[0][::-1],\n                )",
             ")[0][::-1],\n                    shuffle_method='tasks',\n"
-            "                ).map_partitions(by_count, name_size, [col_name])",
+            "                ).map_partitions(sort_by_count, name_size, [col_name])",
         ),
         (
-            # without any null (all lists empty), a null row was added and got an id
+            # If there was no null because all lists were empty, a null row was added and got an id.
             """
         if hasattr(df, "convert_dtypes"):
             df = df.convert_dtypes()
@@ -170,21 +176,24 @@ def _patch_vocabulary(categorify: Any) -> None:
     )
     edit(
         categorify._save_encodings,
-        # write an empty vocabulary too, if there were only nulls
+        # Write an empty vocabulary, too, if there were only nulls.
         ("if _len == 0:\n            continue", "if _len == 0 and p:\n            continue"),
-        # of one partition, not of all
+        # `sizes` are those of one partition, not of all.
         ("removed = df[(sizes < freq_threshold)", "removed = _df[(sizes < freq_threshold)"),
-        # values of the other partitions that do not fit are out of vocabulary too
+        # Values of the remaining partitions, which do not fit, are out of vocabulary, too.
         (
             "break  # Ignore any remaining files",
-            "oov_size += rows_after(df, p, size_col) if record_size_meta and is_collection else 0\n"
+            "oov_size += (\n"
+            "                count_later_rows(df, p, size_col)\n"
+            "                if record_size_meta and is_collection else 0\n"
+            "            )\n"
             "            break",
         ),
     )
 
 
 def _difference_lag(self: Any, col_selector: Any, df: Any) -> Any:
-    """Subtract the row ``shift`` rows before; missing where that row is of another group."""
+    """Subtract the value ``shift`` rows earlier, or return null if that row is in another group."""
     output = {}
     for shift in self.shifts:
         keys = df[self.partition_cols]
@@ -195,8 +204,8 @@ def _difference_lag(self: Any, col_selector: Any, df: Any) -> Any:
     return type(df)(output)
 
 
-def _checked(function: Callable, check: Callable) -> Callable:
-    """Return a method that first calls a check with its arguments."""
+def _add_check(function: Callable, check: Callable) -> Callable:
+    """Return a method that calls a check with its arguments before it calls ``function``."""
 
     @functools.wraps(function)
     def method(self: Any, *args: Any) -> Any:
@@ -207,20 +216,19 @@ def _checked(function: Callable, check: Callable) -> Callable:
 
 
 def _warn_of_nan(col_selector: Any, df: Any) -> None:
-    """Warn of values whose logarithm LogOp cannot compute."""
+    """Warn about values for which LogOp returns -inf or NaN."""
     from merlin.core.dispatch import flatten_list_column_values, is_list_dtype
 
     for name in col_selector.names:
         column = df[name]
         if is_list_dtype(column):
             column = flatten_list_column_values(column)
-        # Rounded as LogOp rounds.
-        column = column.astype("float32")
+        column = column.astype("float32")  # the rounding of LogOp
         num_wrong = int((column <= -1).sum())
         if num_wrong:
             warnings.warn(
                 f"LogOp: column {name}: {num_wrong} of {len(column)} values are -1 or less "
-                f"(smallest {float(column.min()):g}), so log(1 + x) is -inf or NaN. Put "
+                f"(smallest {float(column.min()):g}), so log(1 + x) is -inf or NaN. Insert "
                 "Clip(min_value=0) before LogOp, or correct the values",
                 UserWarning,
                 stacklevel=3,
@@ -228,20 +236,24 @@ def _warn_of_nan(col_selector: Any, df: Any) -> None:
 
 
 def _refuse_infinity(dask_stats: Any) -> None:
-    """Refuse means that are not finite. Raises SchemaError."""
+    """Refuse infinite and NaN means. Raises SchemaError."""
     for name, count, mean in zip(
         dask_stats.index, dask_stats["count"], dask_stats["mean"], strict=True
     ):
         if count and not np.isfinite(mean):
             raise SchemaError(
-                f"column {name}: the mean of its {count} values is {mean:g}, and Normalize would "
-                "make all of them NaN: some are infinite, or too large to add",
-                "bound them with Clip first; LogOp makes -inf of -1",
+                f"column {name}: the mean of its {count} values is {mean:g}, so Normalize would "
+                "turn all of them into NaN: some are infinite, or too large to add up",
+                "limit them with Clip first; note that LogOp turns -1 into -inf",
             )
 
 
 def _chunkwise_moments(df: Any) -> pd.DataFrame:
-    """Return count, origin, mean − origin and sum of squared deviations by column, in float64."""
+    """Return the moments of each column of a chunk in float64.
+
+    They are the count, the origin (the first value), the offset (mean - origin) and m2, the sum of
+    squared deviations from the mean.
+    """
     from merlin.core.dispatch import flatten_list_column_values, is_list_dtype
 
     rows = {}
@@ -262,7 +274,7 @@ def _chunkwise_moments(df: Any) -> pd.DataFrame:
 
 
 def _tree_node_moments(inputs: list[pd.DataFrame]) -> pd.DataFrame:
-    """Merge what :func:`_chunkwise_moments` returned of chunks, in their order."""
+    """Merge the results of :func:`_chunkwise_moments` for several chunks, in their order."""
     merged = inputs[0]
     for other in inputs[1:]:
         count = merged["count"] + other["count"]
@@ -270,7 +282,7 @@ def _tree_node_moments(inputs: list[pd.DataFrame]) -> pd.DataFrame:
         delta = other["origin"] - merged["origin"] + (other["offset"] - merged["offset"])
         m2 = merged["m2"] + other["m2"] + delta**2 * merged["count"] * share
         frame = merged.assign(count=count, offset=merged["offset"] + delta * share, m2=m2)
-        # Where one of the two has no rows, the other is the result.
+        # If one of the two has no values, the result is the other.
         frame = frame.where(other["count"] > 0, merged)
         merged = frame.where(merged["count"] > 0, other)
     return merged
@@ -294,9 +306,9 @@ def apply() -> None:
     _patch_encode(categorify)
     _patch_vocabulary(categorify)
     replace(ops.DifferenceLag, "transform", _difference_lag, expect="mask[mask == False] = None")
-    log_op = _checked(ops.LogOp.transform, _warn_of_nan)
+    log_op = _add_check(ops.LogOp.transform, _warn_of_nan)
     replace(ops.LogOp, "transform", log_op, expect="self.output_dtype) + 1")
-    finalize = _checked(ops.Normalize.fit_finalize, _refuse_infinity)
+    finalize = _add_check(ops.Normalize.fit_finalize, _refuse_infinity)
     replace(ops.Normalize, "fit_finalize", finalize, expect='dask_stats["std"]')
     replace(moments, "_chunkwise_moments", _chunkwise_moments, expect="squaredsum")
     replace(moments, "_tree_node_moments", _tree_node_moments, expect="squaredsum")

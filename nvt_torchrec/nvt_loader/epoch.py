@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nvt_torchrec.base.device import device_errors, difference, use_device
+from nvt_torchrec.base.device import device_errors, find_difference, use_device
 from nvt_torchrec.nvt_loader import plan as planning
 from nvt_torchrec.nvt_loader.cpu.block_builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, LoaderBatch, LoaderBlock, ShardRows
@@ -118,7 +118,7 @@ def _compare_first_block(
     first = next(host_blocks)
     yield first
     read_next_on_device = functools.partial(_read_next_arrays, device_blocks)
-    reason = difference(read_next_on_device, _read_next_arrays(iter([first])))
+    reason = find_difference(read_next_on_device, _read_next_arrays(iter([first])))
     if reason:
         fall_back(reason)
     rest = host_blocks if reason else device_blocks
@@ -309,7 +309,7 @@ class EpochIterator(Iterator[LoaderBatch]):
         while batch is None:
             # Release the previous block before waiting for the next one.
             self._batches = iter(())
-            self._batches = self._next_block()
+            self._batches = self._receive_next_block()
             batch = next(self._batches, None)
         self._position.step += 1
         self._position.rows += batch.labels.shape[0]
@@ -318,7 +318,7 @@ class EpochIterator(Iterator[LoaderBatch]):
     def _submit(self) -> None:
         self._ahead.append(self._executor.submit(self._builder.produce, self._produced))
 
-    def _next_block(self) -> Iterator[LoaderBatch]:
+    def _receive_next_block(self) -> Iterator[LoaderBatch]:
         if self._error is not None:
             raise self._error
         if not self._ahead:
@@ -343,7 +343,7 @@ class EpochIterator(Iterator[LoaderBatch]):
         self._ahead.popleft()
         self._submit()
         steps, block = self._builder.receive(*produced)
-        return block.batches(steps, self._make_batch)
+        return block.iterate_batches(steps, self._make_batch)
 
     def _stop(self) -> None:
         self._ahead.clear()

@@ -206,7 +206,7 @@ class MerlinLoader:
             """Keep no state; ``check_epoch`` counts the rows."""
 
         return EpochIterator(
-            self._blocks(), builder, self._make_batch, self._current, ignore, ignore
+            self._build_blocks(), builder, self._make_batch, self._current, ignore, ignore
         )
 
     def check_epoch(self) -> None:
@@ -220,7 +220,7 @@ class MerlinLoader:
         planned = sum(min(rows, len(self) * self._size) for rows in self._rank_rows)
         options.check_sum(self._current.rows, planned, self._ranks)
 
-    def _blocks(self) -> Iterator[tuple[slice, FlatBlock | JaggedBlock]]:
+    def _build_blocks(self) -> Iterator[tuple[slice, FlatBlock | JaggedBlock]]:
         """Yield a block for each step. The iterator's thread runs this, and so Merlin's code."""
         empty = make_empty_block(self._dataset, 1, self._device)
         if self._dataset.vectors is not None:
@@ -230,7 +230,7 @@ class MerlinLoader:
         with self._start() as batches:  # leaving the context ends Merlin's thread
             for step in range(len(self)):
                 if self.step_rows(step)[self._rank]:
-                    yield slice(0, 1), self._next_block(batches)
+                    yield slice(0, 1), self._build_next_block(batches)
                 else:
                     yield slice(0, 1), empty
 
@@ -251,7 +251,7 @@ class MerlinLoader:
         loader._buff.put_wait = _PUT_SECONDS
         return iter(loader)
 
-    def _next_block(self, batches: Any) -> FlatBlock | JaggedBlock:
+    def _build_next_block(self, batches: Any) -> FlatBlock | JaggedBlock:
         """Make a block from Merlin's next batch.
 
         Raises:

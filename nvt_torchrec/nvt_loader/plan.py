@@ -279,7 +279,7 @@ def find_remainder(plan: Plan, *, shuffle: bool, seed: int, epoch: int) -> int:
     if not plan.drop_last or not plan.remainder_rows:
         return last
     if shuffle:
-        return int(_random_words(1, seed, epoch, (REMAINDER,))[0] % np.uint64(last + 1))
+        return int(_draw_words(1, seed, epoch, (REMAINDER,))[0] % np.uint64(last + 1))
     return (last - epoch * plan.remainder_rows) % (last + 1)
 
 
@@ -296,7 +296,7 @@ def order_row_groups(row_groups: int, *, shuffle: bool, seed: int, epoch: int) -
     """Return the order of the row groups in an epoch: int64 [row_groups], a permutation."""
     if not shuffle:
         return np.arange(row_groups)
-    return np.argsort(_random_words(row_groups, seed, epoch, ()))
+    return np.argsort(_draw_words(row_groups, seed, epoch, ()))
 
 
 def order_window(rows: int, *, seed: int, epoch: int, shard: int, window: int) -> np.ndarray:
@@ -307,7 +307,7 @@ def order_window(rows: int, *, seed: int, epoch: int, shard: int, window: int) -
     return order
 
 
-def _random_words(length: int, seed: int, epoch: int, key: tuple[int, ...]) -> np.ndarray:
+def _draw_words(length: int, seed: int, epoch: int, key: tuple[int, ...]) -> np.ndarray:
     """Return random words of an epoch, independent for each spawn ``key``: uint64 [length]."""
     # Raw words of Philox, because NumPy may change the streams of Generator's methods.
     sequence = np.random.SeedSequence((seed, epoch), spawn_key=key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nvt_torchrec.base.versions import check_training_stack, import_name, installed_version
+from nvt_torchrec.base.versions import check_training_stack, find_installed_version, import_name
 
 if TYPE_CHECKING:
     from nvt_torchrec.training.loop.train import train
@@ -23,7 +23,7 @@ _MODULES = {
     "train": "nvt_torchrec.training.loop.train",
 }
 
-if installed_version("torchrec"):
+if find_installed_version("torchrec"):
     check_training_stack()
 
 

@@ -1,4 +1,4 @@
-"""From a feature spec to an NVTabular Workflow, and to disk and back.
+"""Workflows: built from a feature spec, fitted, saved, loaded, inspected and extended.
 
 :mod:`workflows.store` builds, saves and loads genuine ``nvtabular.Workflow`` objects; no other
 module here imports NVTabular, Dask or pandas.

@@ -1,13 +1,14 @@
-"""Inspect a saved workflow without NVTabular: its description, and the graph that follows from it.
+"""Read the description of a saved workflow and check its graph, without NVTabular.
 
 :mod:`formats.workflow_description` describes the files. The spec in ``metadata.json`` determines
-the graph; a ``graph.json`` that is not the graph of this spec and state is refused. Nothing that is
-read is executed: operators and functions are names, looked up in :mod:`workflows.store` and
+the graph; a ``graph.json`` that differs from the graph of this spec and state is refused. Nothing
+that is read is executed: operators and functions are names, looked up in :mod:`workflows.store` and
 :mod:`workflows.functions`.
 
-NVTabular's main branch opens the directory with its own ``Workflow.load``, if this package is
-importable there: ``graph.json`` names functions of :mod:`workflows.functions`. (On a CPU its hash
-differs from cuDF's; without ``nvt_compat`` hashed ids are others.) NVTabular 23.8 cannot.
+NVTabular's main branch opens the directory with its own ``Workflow.load`` if this package can be
+imported, because ``graph.json`` names functions of :mod:`workflows.functions`. Without
+``nvt_compat``, hashed ids differ there on a CPU, whose hash function differs from cuDF's. NVTabular
+23.8 cannot open the directory.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from nvt_torchrec.workflows import nodes
 
 
 def inspect(path: Path | str) -> WorkflowDescription:
-    """Read a saved workflow's description; of its files only names, sizes and graph are checked.
+    """Read a saved workflow's description; check the names and sizes of its files, and its graph.
 
     Raises:
         BadInputError: There is no saved workflow, or a file is missing or damaged.
@@ -37,7 +38,7 @@ def inspect(path: Path | str) -> WorkflowDescription:
 
 
 def derive_graph(description: WorkflowDescription) -> dict[str, Any]:
-    """Return what ``graph.json`` has to hold."""
+    """Return the content that ``graph.json`` must have."""
     sizes = {vocabulary.name: vocabulary.values for vocabulary in description.vocabularies.values()}
     return nodes.build_graph(description.spec, description.statistics, sizes)
 

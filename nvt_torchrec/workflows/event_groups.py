@@ -1,7 +1,7 @@
-"""What is summed up over the events of each group, and the aggregates that follow from it.
+"""The sums kept over the events of each group, and the aggregates computed from them.
 
-The ETL and the state for inference sum up in ways of their own (:mod:`etl.events.sums`,
-:mod:`.event_sums`); what they sum up, and the values of both, are decided here.
+The ETL (:mod:`etl.events.sums`) and the state for inference (:mod:`.event_sums`) compute the sums
+in different ways. Both take from here which sums are needed and how aggregates follow from them.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from nvt_torchrec.formats.feature_spec.event_keys import list_amounts
 from nvt_torchrec.formats.feature_spec.events import Aggregate, EventKey, parse_duration
 from nvt_torchrec.workflows.event_picks import PICK_KINDS
 
-#: The bits of an event's flags: whether it is a row for training, and whether it is a row at all,
-#: not one of the events that a history keeps of earlier days; then a bit for each label, and one
-#: for each history that has the event.
+#: Bit of an event's flags that is set if the event is a training row.
 TRAIN = 0
+#: Bit that is set if the event is a row, not an event that a history keeps from earlier days.
 EVENT = 1
+#: First bit of the labels; the bits of the histories that contain the event follow the labels.
 FIRST_LABEL = 2
-#: The time from which events that count for every row are known.
+#: Time from which events are known that count for every row.
 BEFORE_ALL = -(2**62)
-#: Integers that are summed up of a column of numbers: how many there are, and the words of the sum.
+#: Integers that are kept for the total of a column: the number of values, and the words of the sum.
 PARTS = 1 + WORDS
 
 
-def history_bit(spec: FeatureSpec, number: int) -> int:
-    """Return the bit of the events of a history."""
+def get_history_bit(spec: FeatureSpec, number: int) -> int:
+    """Return the flag bit of a history's events."""
     return FIRST_LABEL + len(spec.labels) + number
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupAggregate:
-    """An aggregate of a group, and where what it is computed of is found.
+    """An aggregate of a group, and the positions of its inputs in :class:`GroupSums`.
 
     Attributes:
         name: The name of its column.
         rule: Its rule.
-        kind: What it is a value of.
-        count: The number of the sum that counts its events; None if they are not counted.
-        positives: That of the sum that counts those with its label; None if they are not counted.
-        total: The number of the total of its column; None without one.
-        picks: By field of :class:`EventsBefore`, the number of the pick.
-        distinct: The number of its count of different values; None without one.
+        kind: Computes its value.
+        count: Index of the sum that counts its events; None if they are not counted.
+        positives: Index of the sum that counts events with its label; None if it needs none.
+        total: Index of the total of its column; None if it needs none.
+        picks: Index of each pick, by field of :class:`EventsBefore`.
+        distinct: Index of its count of distinct values; None if it needs none.
     """
 
     name: str
@@ -65,13 +65,13 @@ class GroupAggregate:
 
 @dataclasses.dataclass(frozen=True)
 class WindowParts:
-    """What is summed up in one pass over the events, by its number in the group.
+    """The values computed in one pass over the events, keyed by their index in the group.
 
     Attributes:
-        sums: The bit of the events that are counted.
-        totals: The column whose numbers are summed up.
-        picks: The column, and which of its numbers is picked.
-        distinct: The column whose values are counted.
+        sums: The flag bit of the events that are counted.
+        totals: The column whose values are added up.
+        picks: The column, and the kind of pick.
+        distinct: The column whose distinct values are counted.
     """
 
     sums: Mapping[int, int]
@@ -82,28 +82,28 @@ class WindowParts:
 
 @dataclasses.dataclass(frozen=True)
 class GroupSums:
-    """What is summed up over the events of a group.
+    """The values computed over the events of a group.
 
     Attributes:
         key: The columns of its key.
-        source: The source that has the events; "": the log.
-        amounts: The columns of numbers that the events have.
-        labels: How many labels the events have: those of a source have none.
-        sums: Of each sum, the window in microseconds (0: always), and the bit of the events that
-            are counted, see :data:`TRAIN`.
-        totals: Of each total, the window, and the column whose numbers are summed up.
-        picks: Of each number that is picked of the events, the window, the column, and which one it
-            is, a key of :data:`.event_picks.PICK_KINDS`.
-        distinct: Of each count of different values, the window and the column.
-        histories: The numbers of its histories; the last sums are their events.
-        has_last: Whether the time of the last event is wanted.
+        source: The source of the events; "" for the log.
+        amounts: The numeric columns of the events.
+        num_labels: Number of labels of the events; 0 for the events of a source.
+        sums: For each sum, the window in microseconds (0: unlimited), and the flag bit of the
+            events that are counted, see :data:`TRAIN`.
+        totals: For each total, the window, and the column whose values are added up.
+        picks: For each picked value, the window, the column, and the kind of pick, a key of
+            :data:`.event_picks.PICK_KINDS`.
+        distinct: For each count of distinct values, the window and the column.
+        histories: The indices of its histories; the last sums count their events.
+        has_last: Whether an aggregate needs the time of the last event.
         aggregates: Its aggregates.
     """
 
     key: tuple[str, ...]
     source: str
     amounts: tuple[str, ...]
-    labels: int
+    num_labels: int
     sums: tuple[tuple[int, int], ...]
     totals: tuple[tuple[int, str], ...]
     picks: tuple[tuple[int, str, str], ...]
@@ -114,7 +114,7 @@ class GroupSums:
 
     @functools.cached_property
     def windows(self) -> tuple[int, ...]:
-        """The different windows; there is at least one."""
+        """The distinct windows, at least one."""
         windows = [window for window, _ in self.sums]
         windows += [window for window, _ in self.totals]
         windows += [window for window, _, _ in self.picks]
@@ -122,65 +122,70 @@ class GroupSums:
         return tuple(dict.fromkeys(windows))
 
     @functools.cached_property
-    def columns(self) -> tuple[str, ...]:
-        """The different columns of totals."""
+    def total_columns(self) -> tuple[str, ...]:
+        """The distinct columns of :attr:`totals`."""
         return tuple(dict.fromkeys(column for _, column in self.totals))
 
     @functools.cached_property
-    def compared(self) -> tuple[str, ...]:
-        """The different columns whose values are counted."""
+    def distinct_columns(self) -> tuple[str, ...]:
+        """The distinct columns of :attr:`distinct`."""
         return tuple(dict.fromkeys(column for _, column in self.distinct))
 
     @functools.cached_property
-    def picked(self) -> tuple[tuple[str, str], ...]:
-        """The different columns and kinds of picks, whatever their windows."""
+    def stored_picks(self) -> tuple[tuple[str, str], ...]:
+        """The distinct (column, kind) of :attr:`picks`, regardless of the window."""
         return tuple(dict.fromkeys((column, kind) for _, column, kind in self.picks))
 
     @functools.cached_property
     def pick_kinds(self) -> np.ndarray:
-        """The kinds of :attr:`picked` as kernels take them, int64 [picked]."""
-        return np.array([PICK_KINDS[kind] for _, kind in self.picked], np.int64)
+        """The kinds of :attr:`stored_picks` as numbers for kernels, int64 [stored picks]."""
+        return np.array([PICK_KINDS[kind] for _, kind in self.stored_picks], np.int64)
 
     @functools.cached_property
     def picks_and_windows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of each pick, its number in :attr:`picked`, and its window, int64 [picks]."""
-        numbers = [self.picked.index((column, kind)) for _, column, kind in self.picks]
+        """For each pick, its index in :attr:`stored_picks` and its window, int64 [picks] each."""
+        numbers = [self.stored_picks.index((column, kind)) for _, column, kind in self.picks]
         windows = [window for window, _, _ in self.picks]
         return np.array(numbers, np.int64), np.array(windows, np.int64)
 
     @property
-    def measures(self) -> int:
-        """How many integers are kept of each event, or of several as one.
+    def num_measures(self) -> int:
+        """Number of integers kept for an event, or for several events merged into one.
 
-        They say how many events there are, how many with each label, and :data:`PARTS` of each
-        column.
+        They are the number of events, the number of events with each label, and :data:`PARTS`
+        integers for each column of totals.
         """
-        return 1 + self.labels + PARTS * len(self.columns)
+        return 1 + self.num_labels + PARTS * len(self.total_columns)
 
     @functools.cached_property
     def windows_and_rows(self) -> tuple[np.ndarray, np.ndarray]:
         """Windows, and rows of :attr:`.event_sums.GroupEvents.sums`, int64 [n] each.
 
-        Those of each sum, of each part of each total, and of each count of different values.
-        Histories have no such row: their sums have a number beyond all.
+        They list each sum, each part of each total, and each count of distinct values. A history
+        has no row there: its sum gets the first index beyond the rows.
         """
-        windows, rows = [], []
+        windows = []
+        rows = []
+        num_rows = self.num_measures + len(self.distinct_columns)
         for window, bit in self.sums:
-            is_measure = bit < FIRST_LABEL + self.labels
+            is_measure = bit < FIRST_LABEL + self.num_labels
             windows.append(window)
-            rows.append(bit - EVENT if is_measure else self.measures + len(self.compared))
+            rows.append(bit - EVENT if is_measure else num_rows)
         for window, column in self.totals:
-            first = 1 + self.labels + PARTS * self.columns.index(column)
+            first = 1 + self.num_labels + PARTS * self.total_columns.index(column)
             windows += [window] * PARTS
             rows += range(first, first + PARTS)
         for window, column in self.distinct:
             windows.append(window)
-            rows.append(self.measures + self.compared.index(column))
+            rows.append(self.num_measures + self.distinct_columns.index(column))
         return np.array(windows, np.int64), np.array(rows, np.int64)
 
     def select_window(self, window: int) -> WindowParts:
-        """Return what is summed up within a window."""
-        sums, totals, picks, distinct = {}, {}, {}, {}
+        """Return the values that are computed within a window."""
+        sums = {}
+        totals = {}
+        picks = {}
+        distinct = {}
         for i, (other, bit) in enumerate(self.sums):
             if other == window:
                 sums[i] = bit
@@ -196,22 +201,22 @@ class GroupSums:
         return WindowParts(sums, totals, picks, distinct)
 
     def select_kept(self) -> WindowParts:
-        """Return what is kept of events that have left all windows."""
+        """Return the values that are kept of events that have left all windows."""
         forever = dict.fromkeys(column for window, column in self.distinct if not window)
         return WindowParts(
-            sums=dict(enumerate(range(EVENT, FIRST_LABEL + self.labels))),
-            totals=dict(enumerate(self.columns)),
-            picks=dict(enumerate(self.picked)),
+            sums=dict(enumerate(range(EVENT, FIRST_LABEL + self.num_labels))),
+            totals=dict(enumerate(self.total_columns)),
+            picks=dict(enumerate(self.stored_picks)),
             distinct=dict(enumerate(forever)),
         )
 
     def find_sum(self, bit: int, window: int = 0) -> int:
-        """Return the number of the sum of a window that counts the events with a bit."""
+        """Return the index of the sum that counts the events with a flag bit in a window."""
         return self.sums.index((window, bit))
 
 
-def sums_of_groups(spec: FeatureSpec) -> list[GroupSums]:
-    """Return what is summed up for the aggregates of each group."""
+def plan_groups(spec: FeatureSpec) -> list[GroupSums]:
+    """Return the sums that the aggregates and histories of each group need."""
     return [_plan_group(spec, group) for group in spec.groups]
 
 
@@ -222,7 +227,7 @@ def _plan_group(spec: FeatureSpec, group: EventKey) -> GroupSums:
             rules[column.name] = column.aggregate
     histories = [number for number, rule in enumerate(spec.histories) if rule.group == group]
     sums = _plan_sums(spec, list(rules.values()), histories)
-    # Dicts: aggregates share what they have in common, and the order is that of the spec.
+    # Dicts as ordered sets: aggregates share equal inputs, which stay in the order of the spec.
     totals: dict[tuple[int, str], None] = {}
     picks: dict[tuple[int, str, str], None] = {}
     distinct: dict[tuple[int, str], None] = {}
@@ -238,7 +243,7 @@ def _plan_group(spec: FeatureSpec, group: EventKey) -> GroupSums:
         key=group.columns,
         source=group.source,
         amounts=tuple(list_amounts(spec.aggregate_rules, group.source)),
-        labels=0 if group.source else len(spec.labels),
+        num_labels=0 if group.source else len(spec.labels),
         sums=tuple(sums),
         totals=tuple(totals),
         picks=tuple(picks),
@@ -256,7 +261,7 @@ def _plan_sums(
 ) -> list[tuple[int, int]]:
     """Return :attr:`GroupSums.sums`.
 
-    The sums of a window follow each other, as they are made in one pass over the events.
+    The sums of a window are adjacent, because one pass over the events computes them.
     """
     bits_of_windows: dict[int, dict[int, None]] = {}
     for rule in rules:
@@ -264,29 +269,36 @@ def _plan_sums(
         if "count" in rule.kind.keeps:
             bits[EVENT] = None
         if "positives" in rule.kind.keeps:
-            bits[_label_bit(spec, rule)] = None
+            bits[_get_label_bit(spec, rule)] = None
     for number in histories:
-        bits_of_windows.setdefault(0, {})[history_bit(spec, number)] = None
-    return [(window, bit) for window, bits in bits_of_windows.items() for bit in bits]
+        bits_of_windows.setdefault(0, {})[get_history_bit(spec, number)] = None
+    sums = []
+    for window, bits in bits_of_windows.items():
+        sums += [(window, bit) for bit in bits]
+    return sums
 
 
 def _find_parts(spec: FeatureSpec, name: str, rule: Aggregate, group: GroupSums) -> GroupAggregate:
-    """Return an aggregate with the numbers of the parts of the group that it is computed of."""
-    window, keeps = parse_duration(rule.window), rule.kind.keeps
-    count = positives = total = distinct = None
+    """Return an aggregate with the indices of its inputs in the group."""
+    window = parse_duration(rule.window)
+    keeps = rule.kind.keeps
+    count = None
     if "count" in keeps:
         count = group.sums.index((window, EVENT))
+    positives = None
     if "positives" in keeps:
-        positives = group.sums.index((window, _label_bit(spec, rule)))
+        positives = group.sums.index((window, _get_label_bit(spec, rule)))
+    total = None
     if _has_total(rule):
         total = group.totals.index((window, rule.column))
+    distinct = None
     if "distinct" in keeps:
         distinct = group.distinct.index((window, rule.column))
     picks = {kind: group.picks.index((window, rule.column, kind)) for kind in _list_picks(rule)}
     return GroupAggregate(name, rule, rule.kind, count, positives, total, picks, distinct)
 
 
-def _label_bit(spec: FeatureSpec, rule: Aggregate) -> int:
+def _get_label_bit(spec: FeatureSpec, rule: Aggregate) -> int:
     return FIRST_LABEL + spec.labels.index(rule.label)
 
 
@@ -298,52 +310,53 @@ def _list_picks(rule: Aggregate) -> list[str]:
     return [kind for kind in PICK_KINDS if kind in rule.kind.keeps]
 
 
-def cut_times(spec: FeatureSpec, times: np.ndarray) -> np.ndarray:
-    """Return the times before which events count for rows of these times, int64 [n]."""
+def find_cuts(spec: FeatureSpec, times: np.ndarray) -> np.ndarray:
+    """Return, for each row's time, the time before which events count for it, int64 [n]."""
     assert spec.events is not None
     return times // DAY * DAY if spec.events.cut == "day" else np.asarray(times)
 
 
-class EarlierRates(Protocol):
-    """The rates of all events, by which those of keys are smoothed."""
+class PriorRates(Protocol):
+    """The rates over all events, toward which the rates of single keys are smoothed."""
 
     @property
     def smoothing(self) -> Mapping[str, float]:
-        """By rate, the weight of the rate of all events, in events."""
+        """The weight of the rate over all events, in events, by name of the aggregate."""
 
-    def before(self, label: str, times: np.ndarray) -> np.ndarray:
-        """Return the rate of all events known before the hours of some times, float64 [n]."""
+    def find_prior(self, label: str, times: np.ndarray) -> np.ndarray:
+        """Return the rate over all events known before the hour of each time, float64 [n]."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LaterRates:
-    """The rates of labels in all events, as of the times after those of a log.
+    """The rates of labels over all events, for times after the end of a log.
 
     Attributes:
-        smoothing: See :class:`EarlierRates`.
-        hours: int64 [hours], rising: hours since 1970 in which further events become known.
-        rates: By label float64 [hours + 1], the rate before each of them, and after the last one.
+        smoothing: See :class:`PriorRates`.
+        hours: int64 [hours], ascending: hours since 1970 in which more events become known.
+        rates: By label, float64 [hours + 1]: the rate before each of these hours, and after the
+            last one.
     """
 
     smoothing: Mapping[str, float]
     hours: np.ndarray
     rates: Mapping[str, np.ndarray]
 
-    def before(self, label: str, times: np.ndarray) -> np.ndarray:
-        """See :meth:`EarlierRates.before`."""
+    def find_prior(self, label: str, times: np.ndarray) -> np.ndarray:
+        """See :meth:`PriorRates.find_prior`."""
         return self.rates[label][np.searchsorted(self.hours, times // HOUR)]
 
 
 @dataclasses.dataclass(frozen=True)
 class FoundSums:
-    """What the events before rows sum up to.
+    """The values of :class:`GroupSums` over the events before each row.
 
     Attributes:
         sums: Integers [sums, n], in the order of :attr:`GroupSums.sums`.
-        totals: float64 [totals, 2, n]: of each, how many numbers there are, and their sum.
-        picks: float64 [picks, n]; NaN where there is no number.
-        distinct: Integers [distinct, n], how many different values there are.
-        last: int64 [n], the times of the last events; None where they are not wanted.
+        totals: float64 [totals, 2, n]: the number of values, and their sum.
+        picks: float64 [picks, n]; NaN if no event has a value.
+        distinct: Integers [distinct, n], the numbers of distinct values.
+        last: int64 [n], the time of the last event; None if no aggregate needs it.
     """
 
     sums: np.ndarray
@@ -353,19 +366,19 @@ class FoundSums:
     last: np.ndarray | None
 
 
-def aggregate_values(
-    group: GroupSums, rates: EarlierRates, found: FoundSums, cuts: np.ndarray
+def compute_aggregates(
+    group: GroupSums, rates: PriorRates, found: FoundSums, cuts: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Return the values of a group's aggregates in their units; see :class:`AggregateValue`.
 
     Args:
         group: The group.
-        rates: What rates are smoothed by.
-        found: What the events before the rows sum up to; sums of histories are not read.
-        cuts: int64 [n], the times before which events were summed up.
+        rates: The rates over all events, for smoothing.
+        found: The sums over the events before the rows; those of histories are not read.
+        cuts: int64 [n], for each row the time before which events were summed.
 
     Returns:
-        float64 [n] by column; NaN where missing.
+        By column, float64 [n]; NaN where the aggregate is missing.
     """
     values = {}
     for aggregate in group.aggregates:
@@ -375,12 +388,12 @@ def aggregate_values(
             kept["count"] = found.sums[aggregate.count]
         if aggregate.positives is not None:
             kept["positives"] = found.sums[aggregate.positives]
-            kept["prior"] = rates.before(aggregate.rule.label, cuts)
+            kept["prior"] = rates.find_prior(aggregate.rule.label, cuts)
             smoothing = rates.smoothing[aggregate.name]
         if aggregate.total is not None:
             kept["amount_count"], kept["total"] = found.totals[aggregate.total]
-        for kind, number in aggregate.picks.items():
-            kept[kind] = found.picks[number]
+        for kind, index in aggregate.picks.items():
+            kept[kind] = found.picks[index]
         if aggregate.distinct is not None:
             kept["distinct"] = found.distinct[aggregate.distinct]
         before = EventsBefore(cuts, last_time=found.last, smoothing=smoothing, **kept)

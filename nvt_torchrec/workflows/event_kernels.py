@@ -1,7 +1,6 @@
-"""The compiled loops that look up the events before rows to score: sums, picks, newest events.
+"""Compiled loops that find the sums, picks and newest events before each row to score.
 
-The events of each key are those of :class:`.event_sums.GroupEvents`, or of
-:class:`.history_tail.HistoryTail`.
+They read the arrays of :class:`.event_sums.GroupEvents` or :class:`.history_tail.HistoryTail`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _INTEGERS = types.Array(types.int64, 1, "A", readonly=True)
 
 @compiled()
 def accumulate(offsets: np.ndarray, last: np.ndarray, sums: np.ndarray) -> None:
-    """Replace values by those of all events of the key so far."""
+    """Replace the values of each event by running values over the events of its key."""
     for key in range(len(offsets) - 1):
         for event in range(offsets[key] + 1, offsets[key + 1]):
             last[event] = max(last[event], last[event - 1])
@@ -40,7 +39,7 @@ def find_first(known: np.ndarray, begin: int, end: int, time: int) -> int:
 
 @compiled()
 def find_key(keys: np.ndarray, wanted: int) -> int:
-    """Return the index of a key in rising ones; -1 if it is not among them, or 0 (no key)."""
+    """Return the index of a key in ascending keys; -1 if it is absent or 0 (no key)."""
     index = find_first(keys, 0, len(keys), wanted)
     if wanted == 0 or index == len(keys) or keys[index] != wanted:
         return -1
@@ -49,7 +48,7 @@ def find_key(keys: np.ndarray, wanted: int) -> int:
 
 @compiled()
 def find_events(keys: np.ndarray, offsets: np.ndarray, wanted: int) -> tuple[int, int]:
-    """Return where the events of a key begin and end; 0 and 0 if it is not there, or is 0."""
+    """Return begin and end of a key's events; 0 and 0 if the key is absent or 0 (no key)."""
     key = find_key(keys, wanted)
     if key < 0:
         return 0, 0
@@ -65,7 +64,7 @@ def find_events(keys: np.ndarray, offsets: np.ndarray, wanted: int) -> tuple[int
         types.Array(types.int64, 1, "C"),
     )
 )
-def sum_before(
+def look_up_sums(
     keys: np.ndarray,
     offsets: np.ndarray,
     known: np.ndarray,
@@ -78,23 +77,18 @@ def sum_before(
     found: np.ndarray,
     last_of_row: np.ndarray,
 ) -> bool:
-    """Look up what the events of rows' keys sum up to.
+    """Look up the sums over the events before each row.
 
     Args:
-        keys: As ``offsets`` to ``sums``: the arrays of :class:`.event_sums.GroupEvents`.
-        offsets: See ``keys``.
-        known: See ``keys``.
-        last: See ``keys``.
-        sums: See ``keys``.
-        hashes: int64 [n], the keys of the rows; 0 without one.
+        keys, offsets, known, last, sums: The arrays of :class:`.event_sums.GroupEvents`.
+        hashes: int64 [n], the keys of the rows; 0 for a missing key.
         cuts: int64 [n], the time before which events count for each row.
-        windows: As ``rows``: :attr:`.event_groups.GroupSums.windows_and_rows`.
-        rows: See ``windows``.
-        found: int64 [windows, n], filled with the sums where there are events.
-        last_of_row: int64 [n], filled with the time of the last event where there is one.
+        windows, rows: See :attr:`.event_groups.GroupSums.windows_and_rows`.
+        found: int64 [windows, n], zeros; the sums are written to rows that have events.
+        last_of_row: int64 [n]; the time of the last event is written to rows that have one.
 
     Returns:
-        Whether the offsets are within the events.
+        False if an offset is beyond the events: the file is damaged.
     """
     for i in range(len(hashes)):
         begin, end = find_events(keys, offsets, hashes[i])
@@ -105,8 +99,9 @@ def sum_before(
             continue
         last_of_row[i] = last[end - 1]
         for s in range(len(windows)):
-            if rows[s] >= len(sums):  # of a history
+            if rows[s] >= len(sums):  # counts the events of a history, which are stored elsewhere
                 continue
+            # Sums are running, so a window is the difference of two of them.
             found[s, i] = sums[rows[s], end - 1]
             if windows[s]:
                 left = find_first(known, begin, end, cuts[i] - windows[s])
@@ -116,7 +111,7 @@ def sum_before(
 
 
 @compiled()
-def pick_before(
+def look_up_picks(
     events: tuple,
     wanted: tuple,
     as_of: int,
@@ -124,23 +119,24 @@ def pick_before(
     cuts: np.ndarray,
     found: np.ndarray,
 ) -> None:
-    """Look up what is picked of the events of rows' keys.
+    """Look up the picked values of the events before each row.
 
     Args:
         events: Arrays of :class:`.event_sums.GroupEvents`: keys, offsets, known, picks. The offsets
-            are those that :func:`sum_before` has checked.
-        wanted: The kinds of the numbers that are picked, int64 [picked]; of each pick its row in
+            must have been checked by :func:`look_up_sums`.
+        wanted: The kinds of the stored picks, int64 [stored picks]; for each pick, its index in
             these and its window, int64 [picks] each.
         as_of: The earliest time before which events count for a row.
-        hashes: int64 [n], the keys of the rows; 0 without one.
+        hashes: int64 [n], the keys of the rows; 0 for a missing key.
         cuts: int64 [n], the time before which events count for each row.
-        found: float64 [picks, n], NaN; filled with the picks where there are events.
+        found: float64 [picks, n], NaN; the picks are written to rows that have events.
     """
     keys, offsets, known, picked = events
     kinds, numbers, windows = wanted
     for i in range(len(hashes)):
         begin, end = find_events(keys, offsets, hashes[i])
-        # the numbers of events before this one say what is picked until it, all others their own
+        # An event before first_late stores the pick over itself and all later events before
+        # first_late; the later ones store their own values, and are merged one by one.
         first_late = find_first(known, begin, end, as_of)
         end = find_first(known, begin, end, cuts[i])
         for p in range(len(numbers)):
@@ -155,7 +151,7 @@ def pick_before(
 
 
 @compiled()
-def count_late(
+def count_late_values(
     events: tuple,
     columns: np.ndarray,
     windows: np.ndarray,
@@ -164,17 +160,17 @@ def count_late(
     cuts: np.ndarray,
     found: np.ndarray,
 ) -> None:
-    """Add to ``found`` the values of events that are not known before ``as_of``.
+    """Add the distinct values of events that are not known before ``as_of`` to ``found``.
 
-    An event has a further value if that of the same value before has left the window.
+    An event adds a distinct value if the previous event with the same value has left the window.
 
     Args:
         events: Arrays of :class:`.event_sums.GroupEvents`: keys, offsets, known, previous. The
-            offsets are those that :func:`sum_before` has checked.
-        columns: int64 [distinct], the row of ``previous`` of each count of different values.
+            offsets must have been checked by :func:`look_up_sums`.
+        columns: int64 [distinct], the row of ``previous`` for each count of distinct values.
         windows: int64 [distinct]; 0: all events count.
         as_of: The earliest time before which events count for a row.
-        hashes: int64 [n], the keys of the rows; 0 without one.
+        hashes: int64 [n], the keys of the rows; 0 for a missing key.
         cuts: int64 [n], the time before which events count for each row.
         found: int64 [distinct, n].
     """
@@ -207,20 +203,20 @@ def find_newest(
     ends: np.ndarray,
     counts: np.ndarray,
 ) -> bool:
-    """Find the newest events of rows' keys in those of a history.
+    """Find the newest events of a history before each row.
 
     Args:
-        keys: int64 [keys], rising.
-        offsets: int64 [keys + 1], where the events of each key begin; the oldest comes first.
-        known: int64 [events], from when each is known.
-        hashes: int64 [n], the keys of the rows; 0 without one.
+        keys: int64 [keys], ascending.
+        offsets: int64 [keys + 1], where the events of each key begin, oldest first.
+        known: int64 [events], the time from which each event is known.
+        hashes: int64 [n], the keys of the rows; 0 for a missing key.
         cuts: int64 [n], the time before which events count for each row.
-        maximum: The most events of a row.
-        ends: int64 [n], filled with where the events of a row end; 0 if its key has none.
-        counts: int64 [n], filled with how many there are.
+        maximum: The maximum number of events of a row.
+        ends: int64 [n], the result: the end of each row's events; 0 if its key has none.
+        counts: int64 [n], the result: the number of each row's events.
 
     Returns:
-        Whether the offsets are within the events.
+        False if an offset is beyond the events: the file is damaged.
     """
     for i in range(len(hashes)):
         begin, end = find_events(keys, offsets, hashes[i])

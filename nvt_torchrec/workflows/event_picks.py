@@ -1,9 +1,9 @@
-"""Numbers picked of the events of a key: the newest, the smallest or the largest; NaN for none.
+"""The newest, smallest or largest value among the events of a key; NaN if no event has one.
 
-Unlike sums, they cannot be subtracted. In the order of time an event that leaves a window takes its
-number along only if no later event superseded it: :mod:`etl.events.window_picks`. For rows to score
-:func:`pick_from_each` says what is picked of the events from each one on: as rows are later than
-nearly all events, a window ends after them, and where it begins is all that is to be found.
+Unlike sums, picks cannot be subtracted when an event leaves a window. The ETL, which sees events in
+the order of time, drops a value once a later event supersedes it: :mod:`etl.events.window_picks`.
+For rows to score, :func:`accumulate_picks` stores with each event the pick over it and all later
+ones. These rows are later than nearly all events, so only the begin of a window has to be found.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from nvt_torchrec.base.kernels import compiled
 
-#: By field of :class:`EventsBefore`, the number that stands for it in kernels.
+#: The kinds of picks, named like the fields of :class:`EventsBefore`, and their codes in kernels.
 PICK_KINDS = {"newest": 0, "smallest": 1, "largest": 2}
 _NEWEST = PICK_KINDS["newest"]
 _SMALLEST = PICK_KINDS["smallest"]
@@ -22,7 +22,7 @@ _SMALLEST = PICK_KINDS["smallest"]
 
 @compiled()
 def supersedes(kind: int, newer: float, older: float) -> bool:
-    """Return whether a later number is picked instead of an earlier one, wherever both count."""
+    """Return whether a later value is picked instead of an earlier one if both count."""
     if kind == _NEWEST:
         return True
     return newer <= older if kind == _SMALLEST else newer >= older
@@ -30,7 +30,7 @@ def supersedes(kind: int, newer: float, older: float) -> bool:
 
 @compiled()
 def pick(kind: int, newer: float, older: float) -> float:
-    """Return which of two numbers is picked; NaN stands for none."""
+    """Return the picked one of two values; NaN stands for no value."""
     if math.isnan(newer):
         return older
     if math.isnan(older):
@@ -40,12 +40,12 @@ def pick(kind: int, newer: float, older: float) -> float:
 
 @compiled()
 def merge_picks(kinds: np.ndarray, numbers: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Return what is picked of events that are taken as one.
+    """Return the picks of events that are merged into fewer ones.
 
     Args:
         kinds: int64 [picks].
-        numbers: float64 [picks, n], those of the events; the oldest come first.
-        first: int64 [merged], rising, the first event of each that several become.
+        numbers: float64 [picks, n], the values of the events, oldest first.
+        first: int64 [merged], ascending, the index of the first event of each merged one.
 
     Returns:
         float64 [picks, merged].
@@ -60,19 +60,19 @@ def merge_picks(kinds: np.ndarray, numbers: np.ndarray, first: np.ndarray) -> np
 
 
 @compiled()
-def pick_from_each(
+def accumulate_picks(
     kinds: np.ndarray, numbers: np.ndarray, offsets: np.ndarray, known: np.ndarray, as_of: int
 ) -> None:
-    """Replace the numbers of events by what is picked of them and all later events of their key.
+    """Replace the values of each event by the picks over it and all later events of its key.
 
-    Only events that are known before ``as_of`` count, and later ones keep their numbers: some rows
-    are scored before these are known.
+    Only events known before ``as_of`` are merged. Later ones keep their own values, because some
+    rows are scored before these events are known.
 
     Args:
         kinds: int64 [picks].
-        numbers: float64 [picks, events]; they are changed.
+        numbers: float64 [picks, events], changed in place.
         offsets: int64 [keys + 1], where the events of each key begin.
-        known: int64 [events], from when they are known; rising for each key.
+        known: int64 [events], the time from which each is known, ascending within a key.
         as_of: The earliest time before which events count for a row.
     """
     for key in range(len(offsets) - 1):

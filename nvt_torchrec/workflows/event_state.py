@@ -1,23 +1,29 @@
-"""What happened before, beside a saved workflow: the events of each key, summed up, for aggregates.
+"""The event state beside a saved workflow: sums over the events of each key, and newest events.
 
-Layout of ``WORKFLOW/events``; the arrays are mapped, not read, and ``metadata.json`` of the
-workflow has the digest of ``state.json``::
+Layout of ``WORKFLOW/events``; the arrays are mapped into memory, not read, and ``metadata.json`` of
+the workflow has the digest of ``state.json``::
 
     state.json      digest of the workflow, the time from which rows can be scored, the smoothing of
                     rates; size and SHA-256 of the other files. Written last
-    rates.npy       float64 [1 + labels, hours + 1], the rates of all events: hours since 1970 in
-                    which further events become known, and of each label the rate before each of
-                    them; the last one is infinite
-    N.keys.npy      int64 [keys]: of the group N of the spec, the hashes of its keys, rising
-    N.offsets.npy   int64 [keys + 1]; so are N.known.npy, N.last.npy and N.sums.npy, and of groups
-                    with last, min or max N.picks.npy, with distinct N.previous.npy, see
-                    :class:`.event_sums.GroupEvents`. Only of groups with aggregates
+    rates.npy       float64 [1 + labels, hours + 1], the rates over all events: row 0 has the hours
+                    since 1970 in which more events become known, and infinity as the last one; the
+                    other rows have the rate of each label before each of these hours
 
-and of each history its newest events, at most ``kept`` of a key::
+for group N of the spec, if it has aggregates, the arrays of :class:`.event_sums.GroupEvents`::
 
-    NAME.keys.npy     int64 [keys], rising
-    NAME.offsets.npy  int64 [keys + 1], where the events of each key begin, the oldest first
-    NAME.known.npy    int64 [events], from when each is known
+    N.keys.npy      int64 [keys], the hashes of its keys, ascending
+    N.offsets.npy   int64 [keys + 1]
+    N.known.npy     int64 [events]
+    N.last.npy      int64 [events]
+    N.sums.npy      int64 [sums, events]
+    N.picks.npy     float64 [stored picks, events]; for groups with last, min or max
+    N.previous.npy  int64 [distinct columns, events]; for groups with distinct
+
+and for each history its newest events, at most ``kept`` for a key::
+
+    NAME.keys.npy     int64 [keys], ascending
+    NAME.offsets.npy  int64 [keys + 1], where the events of each key begin, oldest first
+    NAME.known.npy    int64 [events], the time from which each is known
     NAME.ids.npy      int32 [columns, events]
 """
 
@@ -40,17 +46,17 @@ from nvt_torchrec.formats.rows import RawRows, add_missing
 from nvt_torchrec.formats.workflow_description import EVENT_STATE_FILE, WorkflowDescription
 from nvt_torchrec.workflows.event_groups import (
     LaterRates,
-    aggregate_values,
-    cut_times,
-    sums_of_groups,
+    compute_aggregates,
+    find_cuts,
+    plan_groups,
 )
 from nvt_torchrec.workflows.event_kernels import find_newest
 from nvt_torchrec.workflows.event_state_arrays import (
     DIRECTORY,
     RATES,
     STATE_FILE,
-    array_kind,
     check_shapes,
+    get_array_type,
     list_arrays,
     list_group_files,
     list_history_files,
@@ -58,13 +64,13 @@ from nvt_torchrec.workflows.event_state_arrays import (
 from nvt_torchrec.workflows.event_sums import GroupEvents
 from nvt_torchrec.workflows.history_tail import HistoryTail
 
-FORMAT = Format("nvt-torchrec event state", 3, "what happened before, beside a workflow")
+FORMAT = Format("nvt-torchrec event state", 3, "the event state of a workflow")
 _COPY_AGAIN = "copy the whole workflow again, or run the ETL again"
 
 
 @dataclasses.dataclass(frozen=True)
 class _EventStateRecord:
-    """What ``state.json`` holds."""
+    """The content of ``state.json``."""
 
     workflow_digest: str
     as_of: int
@@ -89,15 +95,15 @@ def write_event_state(
         workflow_digest: The digest of the workflow.
         as_of: The earliest time before which events count for a row, in microseconds since 1970.
         groups: The events of each group of the spec.
-        rates: The rates of all events from that time on.
-        tails: The newest events of each of its histories.
+        rates: The rates over all events from that time on.
+        tails: The newest events of each history of the spec.
     """
     directory = workflow / DIRECTORY
     remove(directory / STATE_FILE)
     hours = np.append(rates.hours.astype(np.float64), np.inf)
     rates_of_labels = [rates.rates[label] for label in spec.labels]
     arrays: dict[str, np.ndarray] = {RATES: np.stack([hours, *rates_of_labels])}
-    for number, (group, events) in enumerate(zip(sums_of_groups(spec), groups, strict=True)):
+    for number, (group, events) in enumerate(zip(plan_groups(spec), groups, strict=True)):
         for name in list_group_files(number, group):
             arrays[name] = getattr(events, name.split(".")[1])
     for rule, tail in zip(spec.histories, tails, strict=True):
@@ -116,11 +122,11 @@ def write_event_state(
 
 
 class EventState:
-    """Looks up the aggregates of rows by their keys. Made by :meth:`load`; thread-safe.
+    """Looks up aggregates and histories by the keys of rows. Opened by :meth:`load`; thread-safe.
 
     Attributes:
-        as_of: The earliest time before which events count for a row, in microseconds since 1970:
-            that of a row without a time, or with an earlier one.
+        as_of: The earliest time before which events count for a row, in microseconds since 1970. It
+            also applies to rows with an earlier time or none.
         tails: The newest events of each history.
     """
 
@@ -135,11 +141,11 @@ class EventState:
         rates_by_label = dict(zip(spec.labels, rates, strict=True))
         self._rates = LaterRates(record.smoothing, hours[:-1].astype(np.int64), rates_by_label)
         self._groups = {}
-        for number, group in enumerate(sums_of_groups(spec)):
+        for number, group in enumerate(plan_groups(spec)):
             if not group.aggregates:
                 continue
             # By name: a group may have ``previous`` without ``picks``.
-            names = GroupEvents.array_names(group)
+            names = GroupEvents.list_array_names(group)
             arrays_of_group = [values[file] for file in list_group_files(number, group)]
             events = GroupEvents(**dict(zip(names, arrays_of_group, strict=True)))
             self._groups[number] = group, events
@@ -153,17 +159,17 @@ class EventState:
         """Open the state beside a workflow.
 
         Args:
-            description: Of the workflow; it has the digest of ``state.json``, which is compared.
+            description: The workflow's description. The digest of ``state.json`` in it is compared.
             verify: Read all other files as well, and compare their digests.
 
         Raises:
-            BadInputError: It is missing or damaged, or of another day than the workflow.
-            SchemaError: It is another workflow's, or of another version.
+            BadInputError: It is missing or damaged, or was written for another spec.
+            SchemaError: It belongs to another workflow, or has another format version.
         """
         if EVENT_STATE_FILE not in description.files:
             raise BadInputError(
-                f"{description.path}: does not say what happened before: an earlier version wrote "
-                "it, or it was not finished",
+                f"{description.path}: it has no event state, because an earlier version wrote it "
+                "or the ETL did not finish",
                 "run the ETL again",
             )
         spec = description.spec
@@ -171,33 +177,34 @@ class EventState:
         directory = file.parent
         record = FORMAT.read(_EventStateRecord, file, _COPY_AGAIN)
         if record.workflow_digest != description.digest:
-            raise SchemaError(f"{file}: of another workflow than the one beside it", _COPY_AGAIN)
+            raise SchemaError(f"{file}: belongs to another workflow", _COPY_AGAIN)
         names = list_arrays(spec)
         rates = {c.name for c in spec.aggregates if c.aggregate and c.aggregate.label}
         if set(record.files) != set(names) or set(record.smoothing) != rates:
-            raise BadInputError(f"{file}: damaged: it is of another spec", _COPY_AGAIN)
+            raise BadInputError(f"{file}: damaged: it belongs to another spec", _COPY_AGAIN)
         check_sizes(directory, record.files, _COPY_AGAIN)
         if verify:
             check_digests(directory, record.files, _COPY_AGAIN)
         try:
-            arrays = {name: MappedArray(directory / name, *array_kind(name)) for name in names}
+            arrays = {name: MappedArray(directory / name, *get_array_type(name)) for name in names}
             check_shapes(spec, {name: array.values.shape for name, array in arrays.items()})
         except (OSError, ValueError) as error:
             raise BadInputError(f"{directory}: damaged: {error}", _COPY_AGAIN) from error
         return cls(spec, record, arrays)
 
-    def cuts(self, rows: int, times: np.ndarray | None) -> np.ndarray:
-        """Return the times before which events count for rows, int64 [n].
+    def find_cuts(self, rows: int, times: np.ndarray | None) -> np.ndarray:
+        """Return the time before which events count for each row, int64 [n].
 
         Args:
-            rows: How many rows there are.
-            times: ``RawRows.times``: int64 [1 or 2, n], the first those of the rows; None without.
+            rows: Number of rows.
+            times: ``RawRows.times``, int64 [1 or 2, n], whose first row is the time of each row;
+                None if rows have no time.
         """
         if times is None:
             return np.full(rows, self.as_of)
-        return np.maximum(cut_times(self._spec, times[0]), self.as_of)
+        return np.maximum(find_cuts(self._spec, times[0]), self.as_of)
 
-    def values(self, groups: np.ndarray, times: np.ndarray | None = None) -> np.ndarray:
+    def compute_aggregates(self, groups: np.ndarray, times: np.ndarray | None = None) -> np.ndarray:
         """Return the aggregates of rows in their units, float64 [aggregates, n]; NaN where missing.
 
         Args:
@@ -209,14 +216,14 @@ class EventState:
         """
         for array in self._arrays:
             array.check()
-        cuts = self.cuts(groups.shape[1], times)
+        cuts = self.find_cuts(groups.shape[1], times)
         found: dict[str, np.ndarray] = {}
         for number, (group, events) in self._groups.items():
-            sums = events.sums_before(group, self.as_of, groups[number], cuts)
-            found |= aggregate_values(group, self._rates, sums, cuts)
+            sums = events.find_sums(group, self.as_of, groups[number], cuts)
+            found |= compute_aggregates(group, self._rates, sums, cuts)
         return np.array([found[column.name] for column in self._spec.aggregates])
 
-    def newest(
+    def find_newest_events(
         self, name: str, groups: np.ndarray, wanted: np.ndarray, maximum: int, cuts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the newest events of a history for each row, oldest first.
@@ -224,12 +231,13 @@ class EventState:
         Args:
             name: The name of the history.
             groups: ``RawRows.groups``, int64 [groups, n].
-            wanted: bool [n]; other rows get none.
-            maximum: The most events of a row.
+            wanted: bool [n]; other rows get no events.
+            maximum: The maximum number of events of a row.
             cuts: int64 [n], the time before which events count for each row.
 
         Returns:
-            The ids of all rows, int32 [columns, events]; int64 [n], how many each row has.
+            The ids of the events of all rows, int32 [columns, events]; the number of events of
+            each row, int64 [n].
         """
         number = [rule.name for rule in self._spec.histories].index(name)
         tail = self.tails[number]
@@ -240,9 +248,9 @@ class EventState:
             tail.keys, tail.offsets, tail.known, hashes, cuts, maximum, ends, counts
         ):
             raise BadInputError(
-                f"history {name}: damaged: its offsets are beyond its events", _COPY_AGAIN
+                f"history {name}: damaged: an offset is beyond its last event", _COPY_AGAIN
             )
-        # The indices of the events of each row, from ends - counts on, one row after the other.
+        # Concatenate the ranges [ends - counts, ends) of all rows without a loop over the rows.
         offsets = np.cumsum(counts) - counts
         events = np.repeat(ends - counts - offsets, counts) + np.arange(counts.sum())
         return tail.ids[:, events], counts
@@ -256,46 +264,48 @@ class EventState:
         maximum: int,
         times: np.ndarray | None = None,
     ) -> Ids:
-        """Return the ids with the events of histories for rows without events of their own.
+        """Return the ids, with the newest events of histories for rows that bring no events.
 
         Args:
-            ids: The categorical columns and, unless the rows are those of a file, the histories.
+            ids: The ids of the categorical columns and, unless the rows were read from a file, of
+                the histories that rows bring.
             groups: ``RawRows.groups``, int64 [groups, n].
             histories: The histories.
-            sizes: The rows of the table of each categorical column.
-            maximum: The most events of a row.
-            times: ``RawRows.times``; rows without a time are of :attr:`as_of`.
+            sizes: The number of rows of each categorical column's table.
+            maximum: The maximum number of events of a row.
+            times: ``RawRows.times``; rows without a time count as rows of :attr:`as_of`.
 
         Raises:
             BadInputError: The state is damaged.
         """
         first = len(sizes)
         if ids.count > first and _all_have_events(ids.get_lengths(first), histories):
-            return ids  # nothing of the state is needed
-        cuts = self.cuts(len(ids), times)
+            return ids
+        cuts = self.find_cuts(len(ids), times)
         columns = ids.columns[:first]
         lengths = list(ids.lengths[:first])
-        rows_have_histories = ids.count > first  # unless they are those of a file
+        rows_have_histories = ids.count > first  # rows of a file have none
         end = first
         for history in histories:
             begin, end = end, end + len(history.columns)
             if rows_have_histories:
-                own, own_counts = ids.columns[begin:end], ids.lengths[begin:end]
+                own = ids.columns[begin:end]
+                own_counts = ids.lengths[begin:end]
             else:
                 own = [np.empty(0, np.int32)] * len(history.columns)
                 own_counts = np.zeros((len(history.columns), len(ids)), np.int64)
-            # A row with events in one of the columns has a history of its own.
+            # A row with events in any of the columns brings its own history.
             has_own = own_counts.max(axis=0) > 0
             if has_own.all():
                 columns += own
-                lengths += list(own_counts)  # of an array, += would add numbers
+                lengths += list(own_counts)  # a list of arrays: += with the array would add numbers
                 continue
-            newest, counts = self.newest(history.name, groups, ~has_own, maximum, cuts)
+            newest, counts = self.find_newest_events(history.name, groups, ~has_own, maximum, cuts)
             for i, name in enumerate(history.columns):
                 events = newest[i]
                 if len(events) and not 0 <= events.min() <= events.max() < sizes[name]:
                     raise BadInputError(
-                        f"history {history.name}: damaged: an id outside of the table of {name}",
+                        f"history {history.name}: damaged: an id is outside the table of {name}",
                         _COPY_AGAIN,
                     )
                 total = own_counts[i] + counts
@@ -307,17 +317,18 @@ class EventState:
                 lengths.append(total)
         return Ids.from_lengths(columns, np.stack(lengths))
 
-    def add(self, rows: RawRows) -> RawRows:
+    def add_aggregates(self, rows: RawRows) -> RawRows:
         """Return rows with the aggregates of their keys."""
         assert rows.groups is not None
-        return add_aggregates(rows, self._spec, self.values(rows.groups, rows.times))
+        values = self.compute_aggregates(rows.groups, rows.times)
+        return set_aggregates(rows, self._spec, values)
 
 
 def _all_have_events(lengths: np.ndarray, histories: Sequence[StoredHistory]) -> bool:
-    """Return whether each row has events of its own of each history.
+    """Return whether each row brings events of each history.
 
     Args:
-        lengths: int64 [columns of histories, n], how many values each row has.
+        lengths: int64 [columns of histories, n], the number of values of each row.
         histories: The histories, in the order of their columns.
     """
     begin = 0
@@ -329,17 +340,18 @@ def _all_have_events(lengths: np.ndarray, histories: Sequence[StoredHistory]) ->
     return True
 
 
-def add_aggregates(
+def set_aggregates(
     rows: RawRows, spec: FeatureSpec, values: np.ndarray | Sequence[np.ndarray]
 ) -> RawRows:
-    """Return rows with their aggregates.
+    """Return rows with the given values in their aggregate columns.
 
     Args:
         rows: The rows.
         spec: Their columns.
         values: float64 [aggregates, n]; NaN where missing.
     """
-    dense, missing = rows.dense.copy(), rows.dense_missing.copy()
+    dense = rows.dense.copy()
+    missing = rows.dense_missing.copy()
     indices = [j for j, column in enumerate(spec.dense) if column.aggregate]
     if indices:
         numbers = np.asarray(values)

@@ -1,7 +1,7 @@
-"""Extend a saved workflow by a day: new values get new ids, and no value gets another one.
+"""Extend a saved workflow by a day: new values get new ids, and existing ids never change.
 
-:func:`write_base_state` writes the state of generation 0 (:mod:`workflows.extension_state`);
-:func:`extend_workflow` makes the next generation, workflow and state, of the one before and the
+:func:`write_base_state` writes the state of generation 0 (:mod:`workflows.extension_state`).
+:func:`extend_workflow` makes the next generation, workflow and state, from the previous one and the
 counts of a day. Days are added one by one, so that the result does not depend on how days are
 grouped into commands.
 """
@@ -26,8 +26,8 @@ from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.extension_state import (
     ExtensionState,
-    empty_pending,
     find_growing,
+    make_empty_pending,
     read_state,
     write_state,
 )
@@ -36,13 +36,13 @@ from nvt_torchrec.workflows.vocabulary import (
     PendingValues,
     Values,
     concatenate,
-    empty_values,
+    find_unequal,
     fit_vocabulary,
     keep_pending,
+    make_empty_values,
     order_by_value,
     read_vocabulary,
     take,
-    unequal,
 )
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 
@@ -51,14 +51,14 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class DayCounts:
-    """What was counted on one day.
+    """The counts of one day.
 
     Attributes:
         day: The day.
-        values: By vocabulary, the distinct values in any order and how often each occurred, int64,
-            at least 1; over all columns that share the vocabulary. Vocabularies of which nothing
-            was seen, and hashed columns, may be left out.
-        nulls: By vocabulary, number of rows in which a single-hot column was missing; 0 where left
+        values: By vocabulary, the distinct values in any order, and the number of occurrences of
+            each, int64, at least 1, over all columns that share the vocabulary. Vocabularies
+            without values on this day, and hashed columns, may be left out.
+        nulls: By vocabulary, the number of rows in which a single-hot column was missing; 0 if left
             out.
     """
 
@@ -74,9 +74,9 @@ def write_base_state(
 
     Args:
         directory: The directory of the state.
-        description: The workflow that was written of ``fitted``, with its days.
-        fitted: With pending values.
-        days: The days it was fitted on, increasing.
+        description: The description of the workflow that ``fitted`` was written to.
+        fitted: The fitted state, with pending values.
+        days: The days it was fitted on, ascending.
 
     Raises:
         OutputError: The directory cannot be written.
@@ -84,7 +84,7 @@ def write_base_state(
     spec = description.spec
     pending = {}
     for name, column in find_growing(spec).items():
-        pending[name] = fitted.pending.get(name, empty_pending(column))
+        pending[name] = fitted.pending.get(name, make_empty_pending(column))
     write_state(directory, spec, ExtensionState(description.digest, 0, days[-1], pending))
 
 
@@ -98,16 +98,15 @@ def extend_workflow(
     threads: int,
     tables: Path | None = None,
 ) -> WorkflowDescription:
-    """Write the next generation of a workflow: what a day adds to it.
+    """Write the next generation of a workflow, with the values that a day adds.
 
-    The same arguments give the same bytes. The workflow and the state that are extended stay as
-    they are.
+    The same arguments give the same bytes. The existing workflow and state are not changed.
 
     Args:
         workflow: The directory of the saved workflow.
         state: The directory of its state.
-        counts: What was counted on a day after all that were counted before, which is not checked.
-        to_workflow: The directory of the extended workflow, another one.
+        counts: The counts of a day later than all days counted before (not checked).
+        to_workflow: The directory of the extended workflow; not ``workflow``.
         to_state: The directory of its state.
         threads: Number of threads; the bytes do not depend on it.
         tables: The directory of the tables as of the day; needed for a spec with tables.
@@ -129,7 +128,7 @@ def extend_workflow(
 
     def extend(name: str) -> ExtendedVocabulary:
         column = columns[name]
-        nothing = empty_values(column.raw), np.empty(0, np.int64)
+        nothing = make_empty_values(column.raw), np.empty(0, np.int64)
         values, numbers = counts.values.get(name, nothing)
         return _extend_vocabulary(
             column,
@@ -148,7 +147,7 @@ def extend_workflow(
         if name in extended:
             vocabularies[name] = extended[name].vocabulary
         else:  # hashed
-            nothing = empty_values(column.raw), np.empty(0, np.int64)
+            nothing = make_empty_values(column.raw), np.empty(0, np.int64)
             vocabularies[name] = fit_vocabulary(*nothing, column, 0)
     fitted = Fitted(description.statistics, vocabularies)
     after = write_workflow(
@@ -171,8 +170,9 @@ def extend_workflow(
 def _log_generation(
     before: WorkflowDescription, after: WorkflowDescription, extended: dict[str, ExtendedVocabulary]
 ) -> None:
-    """Log how many values a day added, and warn of vocabularies that take no further ones."""
-    generation, last = after.lineage[-1], before.lineage[-1]
+    """Log the number of values a day added, and warn of vocabularies that are full."""
+    generation = after.lineage[-1]
+    last = before.lineage[-1]
     added = sum(generation.values.values()) - sum(last.values.values())
     day = format_day(generation.days[-1])
     log.info("generation %d, day %s: %d values added", generation.number, day, added)
@@ -182,12 +182,12 @@ def _log_generation(
         max_values = column.max_table_size - column.reserved_ids
         is_full = generation.values[name] == max_values
         was_full = last.values[name] == max_values
-        # A table that was full before, and that nothing waits for, has been reported already.
+        # A table that was already full, and that no values wait for, was reported for another day.
         if is_full and (num_waiting or not was_full):
             full.append(f"{name} ({num_waiting} values wait for an id)")
     if full:
         log.warning(
-            "at max_table_size: %s\n  -> `nvt-etl run` of newer days gives ids to newer values",
+            "at max_table_size: %s\n  -> `nvt-etl run` on newer days gives ids to newer values",
             ", ".join(full),
         )
     forgotten = []
@@ -207,7 +207,7 @@ class ExtendedVocabulary:
     Attributes:
         vocabulary: The values with ids.
         pending: The values without an id.
-        forgotten: How many pending values were forgotten, because there were too many.
+        forgotten: The number of pending values that were dropped, because there were too many.
     """
 
     vocabulary: FittedVocabulary
@@ -228,19 +228,20 @@ def _extend_vocabulary(
     """Add a day to a vocabulary.
 
     Values that qualify for an id by the column's policy are appended by falling count over all
-    days, ties by value. With ``max_table_size`` every value has, while there is room.
+    days, ties by value. With ``max_table_size``, every value qualifies as long as the table has
+    room.
 
     Args:
         column: The column.
         before: The vocabulary before the day.
         pending: The values without an id before the day.
         values: The distinct values of the day, in any order.
-        numbers: How often each occurred, int64 [n], at least 1.
-        indices: The index of each value in the vocabulary, int64 [n]; -1 if it is not in it.
-        nulls: Rows of the day in which a single-hot column was missing.
+        numbers: int64 [n], the number of occurrences of each, at least 1.
+        indices: int64 [n], the index of each value in the vocabulary; -1 if it is not in it.
+        nulls: The number of rows of the day in which a single-hot column was missing.
 
     Raises:
-        SchemaError: The vocabulary needs more ids than there are.
+        SchemaError: The vocabulary needs more ids than 32-bit integers allow.
         SettingsError: Its strings have more than 2 GiB.
     """
     has_id = indices >= 0
@@ -274,11 +275,11 @@ def _extend_vocabulary(
 
 
 def _sum_counts(values: Values, counts: np.ndarray) -> PendingValues:
-    """Return the distinct values in ascending order, with the sum of their counts."""
+    """Return the distinct values in ascending order, with the sums of their counts."""
     if not len(counts):
         return PendingValues(values, counts)
     ordered = PendingValues(values, counts).take(order_by_value(values))
-    differs = unequal(ordered.values[1:], ordered.values[:-1])
+    differs = find_unequal(ordered.values[1:], ordered.values[:-1])
     first = np.flatnonzero(np.concatenate([[True], differs]))
     return PendingValues(take(ordered.values, first), np.add.reduceat(ordered.counts, first))
 
@@ -288,8 +289,8 @@ def _find_qualified(column: CategoricalColumn, num_values: int, counts: np.ndarr
 
     Args:
         column: The column.
-        num_values: The number of values with an id.
-        counts: int64 [n], those of the pending values, which are in ascending order.
+        num_values: The number of values that have an id.
+        counts: int64 [n], the counts of the pending values, which are in ascending order.
     """
     qualified = np.flatnonzero(counts >= column.freq_threshold)
     qualified = qualified[np.argsort(-counts[qualified], kind="stable")]

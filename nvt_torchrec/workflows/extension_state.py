@@ -1,4 +1,4 @@
-"""What extending a workflow needs to know and encoding rows does not: its state, on disk.
+"""The state on disk that is needed to extend a workflow, but not to encode rows.
 
 Layout of the directory, ``OUT/extension``, JSON and parquet only::
 
@@ -9,10 +9,10 @@ Layout of the directory, ``OUT/extension``, JSON and parquet only::
                                   no id, in ascending order; for vocabularies with freq_threshold
                                   or max_table_size
 
-Of a vocabulary's pending values at most :data:`workflows.vocabulary.PENDING_LIMIT` are kept: those
-with the lowest counts are forgotten first, then the largest values. The same state gives the same
-bytes. Earlier versions also wrote moments of the dense columns and the day on which each value was
-last seen, which are not read.
+At most :data:`workflows.vocabulary.PENDING_LIMIT` pending values are kept for each vocabulary:
+values with the lowest counts are dropped first, and among equal counts the largest values. The same
+state gives the same bytes. Earlier versions also wrote moments of the dense columns and the day on
+which each value was last seen; neither is read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.vocabularies import read_columns
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
-from nvt_torchrec.workflows.vocabulary import PendingValues, arrow_values, empty_values, has_pending
+from nvt_torchrec.workflows.vocabulary import (
+    PendingValues,
+    has_pending,
+    make_empty_values,
+    to_arrow_array,
+)
 
 FORMAT = Format("nvt-torchrec extension state", 1, "the state of a workflow that can be extended")
 STATE_FILE = "state.json"
@@ -45,13 +50,13 @@ _COPY_AGAIN = (
 
 @dataclasses.dataclass(frozen=True)
 class ExtensionState:
-    """The state beside a workflow.
+    """The state that belongs to a workflow.
 
     Attributes:
-        digest: Of the workflow.
-        generation: Of the workflow.
+        digest: The digest of the workflow.
+        generation: The generation of the workflow.
         day: The last day that was counted.
-        pending: By vocabulary, values without an id; hashed columns are left out.
+        pending: By vocabulary, the values without an id; hashed columns are left out.
     """
 
     digest: str
@@ -62,18 +67,18 @@ class ExtensionState:
 
 @dataclasses.dataclass(frozen=True)
 class _StateRecord:
-    """What ``state.json`` holds; ``pending`` is the number of values by vocabulary."""
+    """The content of ``state.json``; ``pending`` has the number of values of each vocabulary."""
 
     workflow_digest: str
     generation: int
     day: int
     pending: dict[str, int]
     files: dict[str, FileEntry]
-    moments: Any = None  # of earlier versions
+    moments: Any = None  # written by earlier versions
 
 
 def find_growing(spec: FeatureSpec) -> dict[str, CategoricalColumn]:
-    """Return the first column of each vocabulary that further days add values to: no hashed one."""
+    """Return the first column of each vocabulary that new days add values to: all but hashed."""
     growing = {}
     for name, (first, *_) in spec.vocabularies.items():
         if not first.hash_buckets:
@@ -99,7 +104,7 @@ def write_state(directory: Path, spec: FeatureSpec, state: ExtensionState) -> No
         for name in names:
             file = f"pending.{name}.parquet"
             pending = state.pending[name]
-            table = {"value": arrow_values(pending.values), "count": to_arrow(pending.counts)}
+            table = {"value": to_arrow_array(pending.values), "count": to_arrow(pending.counts)}
             with atomic_path(directory / file) as temporary:
                 pq.write_table(
                     pa.table(table),
@@ -121,7 +126,7 @@ def write_state(directory: Path, spec: FeatureSpec, state: ExtensionState) -> No
 
 
 def read_state(directory: Path, description: WorkflowDescription) -> ExtensionState:
-    """Read the state beside a workflow; every file is compared with its digest.
+    """Read the state of a workflow; every file is compared with its digest.
 
     Raises:
         BadInputError: A file is missing or damaged.
@@ -130,15 +135,15 @@ def read_state(directory: Path, description: WorkflowDescription) -> ExtensionSt
     file = directory / STATE_FILE
     if not file.exists():
         raise BadInputError(
-            f"{file}: no such file: extending needs what `python -m etl run` wrote beside the "
-            "workflow",
+            f"{file}: no such file: extending needs the state that `python -m etl run` wrote "
+            "beside the workflow",
             _COPY_AGAIN,
         )
     record = FORMAT.read(_StateRecord, file, _COPY_AGAIN)
     identity = (description.digest, description.generation)
     if (record.workflow_digest, record.generation) != identity:
         raise SchemaError(
-            f"{file}: the state of generation {record.generation} with digest "
+            f"{file}: it belongs to generation {record.generation} with digest "
             f"{record.workflow_digest[:12]}…, but the workflow is generation "
             f"{description.generation} with digest {description.digest[:12]}…",
             _COPY_AGAIN,
@@ -149,7 +154,7 @@ def read_state(directory: Path, description: WorkflowDescription) -> ExtensionSt
     pending = {}
     for name, column in find_growing(description.spec).items():
         if not has_pending(column):
-            pending[name] = empty_pending(column)
+            pending[name] = make_empty_pending(column)
             continue
         is_text = RAW_TYPES[column.raw].is_text
         types = {"value": pa.string() if is_text else pa.int64(), "count": pa.int64()}
@@ -158,6 +163,6 @@ def read_state(directory: Path, description: WorkflowDescription) -> ExtensionSt
     return ExtensionState(*identity, record.day, pending)
 
 
-def empty_pending(column: CategoricalColumn) -> PendingValues:
-    """Return pending values of a column, none so far."""
-    return PendingValues(empty_values(column.raw), np.empty(0, np.int64))
+def make_empty_pending(column: CategoricalColumn) -> PendingValues:
+    """Return an empty set of pending values for a column."""
+    return PendingValues(make_empty_values(column.raw), np.empty(0, np.int64))

@@ -1,7 +1,8 @@
-"""The functions that a workflow's operators call, by name.
+"""The functions that a workflow's operators call.
 
-A saved workflow names them by module and qualified name (``graph.json``). Loading takes them from
-:data:`NAMED` only; another installation of NVTabular imports this module by its name.
+A saved workflow (``graph.json``) refers to them by module and qualified name, so these must not
+change. This package looks names up in :data:`NAMED` only; NVTabular's own loader imports this
+module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The newest events of each key of a history, which are kept for inference and further days."""
+"""The newest events of each key of a history, kept for inference and for later days of the ETL."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class HistoryTail:
     """The newest events of each key of a history.
 
     Attributes:
-        keys: int64 [keys], rising.
-        offsets: int64 [keys + 1], where the events of each key begin; the oldest comes first.
-        known: int64 [events], from when each is known.
+        keys: int64 [keys], ascending.
+        offsets: int64 [keys + 1], where the events of each key begin, oldest first.
+        known: int64 [events], the time from which each is known.
         ids: int32 [columns, events].
     """
 
@@ -27,35 +27,36 @@ class HistoryTail:
     ids: np.ndarray
 
     @classmethod
-    def none(cls, columns: int) -> HistoryTail:
-        """Return no events."""
+    def make_empty(cls, columns: int) -> HistoryTail:
+        """Return a tail without events."""
         empty = np.empty(0, np.int64)
         return cls(empty, np.zeros(1, np.int64), empty, np.empty((columns, 0), np.int32))
 
     @classmethod
-    def newest(
+    def select_newest(
         cls, keys: np.ndarray, counts: np.ndarray, known: np.ndarray, ids: np.ndarray, maximum: int
     ) -> HistoryTail:
         """Return the newest events of each key that has any.
 
         Args:
-            keys: int64 [keys], rising.
-            counts: int64 [keys], how many events each has.
-            known: int64 [events], by key, then time.
+            keys: int64 [keys], ascending.
+            counts: int64 [keys], the number of events of each.
+            known: int64 [events], ordered by key, then time.
             ids: int32 [columns, events].
-            maximum: How many events of a key there are at most.
+            maximum: The maximum number of events that are kept of a key.
         """
         if (counts > maximum).any():
             events_left = np.repeat(np.cumsum(counts), counts) - np.arange(len(known))
             is_newest = events_left <= maximum
-            known, ids = known[is_newest], ids[:, is_newest]
+            known = known[is_newest]
+            ids = ids[:, is_newest]
         kept_counts = np.minimum(counts, maximum)[counts > 0]
         offsets = to_offsets(kept_counts)
         return cls(keys[counts > 0], offsets, known, ids)
 
     @classmethod
     def concatenate(cls, parts: Sequence[HistoryTail]) -> HistoryTail:
-        """Return the events of several with rising keys."""
+        """Join tails whose keys ascend from one to the next."""
         counts = np.concatenate([np.diff(part.offsets) for part in parts])
         return cls(
             np.concatenate([part.keys for part in parts]),
@@ -65,7 +66,7 @@ class HistoryTail:
         )
 
     def take(self, keys: slice) -> HistoryTail:
-        """Return the events of some keys that follow each other."""
+        """Return the events of a range of keys."""
         offsets = self.offsets[keys.start : keys.stop + 1]
         events = slice(int(offsets[0]), int(offsets[-1]))
         return HistoryTail(
@@ -73,5 +74,5 @@ class HistoryTail:
         )
 
     def expand(self) -> np.ndarray:
-        """Return the key of each event, and from when it is known: int64 [2, events]."""
+        """Return the key of each event, and the time from which it is known: int64 [2, events]."""
         return np.stack([np.repeat(self.keys, np.diff(self.offsets)), self.known])

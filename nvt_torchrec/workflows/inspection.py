@@ -16,7 +16,7 @@ from nvt_torchrec.workflows.description import inspect
 
 
 def report(path: Path | str) -> str:
-    """Return vocabularies, out-of-vocabulary policy, statistics, descent and sizes as text.
+    """Return a text about vocabularies, out-of-vocabulary policy, statistics, lineage and sizes.
 
     Raises:
         BadInputError, SchemaError: See :func:`workflows.description.inspect`.
@@ -24,26 +24,26 @@ def report(path: Path | str) -> str:
     path = Path(path)
     description = inspect(path)
     sections = [
-        _head(path, description),
-        "categorical columns\n" + table(_categorical(description)),
+        _format_head(path, description),
+        "categorical columns\n" + format_table(_list_categorical(description)),
     ]
     if description.spec.dense:
-        sections.append("dense columns\n" + table(_dense(description)))
+        sections.append("dense columns\n" + format_table(_list_dense(description)))
     if description.spec.joined_tables:
-        sections.append("tables of the log's keys\n" + table(_joined(description)))
+        sections.append("tables of the log's keys\n" + format_table(_list_tables(description)))
     if description.spec.vectors:
-        sections.append("vectors of these tables\n" + table(_vectors(description)))
+        sections.append("vectors of these tables\n" + format_table(_list_vectors(description)))
     if description.spec.label_files:
-        sections.append("labels from other files\n" + table(_label_files(description)))
+        sections.append("labels from other files\n" + format_table(_list_label_files(description)))
     if description.spec.event_sources:
-        sections.append("sources of events\n" + table(_sources(description)))
-    sections.append("line of descent\n" + generations_table(description))
+        sections.append("sources of events\n" + format_table(_list_sources(description)))
+    sections.append("line of descent\n" + format_generations(description))
     sizes = description.table_schema.num_embeddings_per_feature
     sections.append(f"table sizes to train with\n  --num_embeddings_per_feature {sizes}")
     return "\n\n".join(sections)
 
 
-def _head(path: Path, description: WorkflowDescription) -> str:
+def _format_head(path: Path, description: WorkflowDescription) -> str:
     size = sum(entry.bytes for entry in description.copied_files.values())
     compiled = sum(f.stat().st_size for f in (path / "compiled").rglob("*") if f.is_file())
     versions = {name: version.split()[0] for name, version in description.versions.items()}
@@ -56,8 +56,8 @@ def _head(path: Path, description: WorkflowDescription) -> str:
     )
 
 
-def generations_table(description: WorkflowDescription) -> str:
-    """Return a line for each generation, with what it added to the one before."""
+def format_generations(description: WorkflowDescription) -> str:
+    """Return a table of the generations, with the number of values that each added."""
     rows = [["generation", "digest", "days", "values", "added"]]
     before = 0
     for generation in description.lineage:
@@ -65,18 +65,21 @@ def generations_table(description: WorkflowDescription) -> str:
         row = [generation.number, generation.digest[:12], format_days(generation.days), values]
         rows.append([*map(str, row), str(values - before)])
         before = values
-    return table(rows)
+    return format_table(rows)
 
 
-def _categorical(description: WorkflowDescription) -> list[list[str]]:
+def _list_categorical(description: WorkflowDescription) -> list[list[str]]:
     head = "column,raw,vocabulary,values,table size,kept,out of vocabulary,null seen,oov seen"
     rows = [head.split(",")]
     for column in description.spec.categorical:
         vocabulary = description.vocabularies[column.name]
         name = vocabulary.name
-        nulls, oov = str(vocabulary.observed["null"]), str(vocabulary.observed["oov"])
-        if column.hash_buckets:  # has no vocabulary, and is not counted
-            name = nulls = oov = "-"
+        nulls = str(vocabulary.observed["null"])
+        oov = str(vocabulary.observed["oov"])
+        if column.hash_buckets:  # it has no vocabulary, and its values are not counted
+            name = "-"
+            nulls = "-"
+            oov = "-"
         rows.append(
             [
                 column.name,
@@ -84,8 +87,8 @@ def _categorical(description: WorkflowDescription) -> list[list[str]]:
                 name,
                 str(vocabulary.values),
                 str(vocabulary.table_size),
-                _kept(column),
-                _oov_ids(column),
+                _describe_policy(column),
+                _describe_oov_ids(column),
                 nulls,
                 oov,
             ]
@@ -93,7 +96,7 @@ def _categorical(description: WorkflowDescription) -> list[list[str]]:
     return rows
 
 
-def _joined(description: WorkflowDescription) -> list[list[str]]:
+def _list_tables(description: WorkflowDescription) -> list[list[str]]:
     """Return a line for each table that columns are joined from."""
     rows = [["table", "key", "rows", "a key has", "columns"]]
     for rule in description.spec.joined_tables:
@@ -105,27 +108,27 @@ def _joined(description: WorkflowDescription) -> list[list[str]]:
     return rows
 
 
-def _vectors(description: WorkflowDescription) -> list[list[str]]:
+def _list_vectors(description: WorkflowDescription) -> list[list[str]]:
     """Return a line for each vector."""
     rows = [["vector", "table", "width", "stored as", "vectors"]]
     for vector in description.spec.vectors:
-        count = "left out"  # of the bundle of a model that takes none
+        count = "left out"  # a bundle of a model without vectors does not contain them
         if (description.path / IN_WORKFLOW).is_dir():
             count = str(VectorStore(description.path / IN_WORKFLOW, vector.stored).count)
         rows.append([vector.name, vector.table, str(vector.width), vector.dtype, count])
     return rows
 
 
-def _label_files(description: WorkflowDescription) -> list[list[str]]:
-    """Return a line for each label that is from other files than the log."""
+def _list_label_files(description: WorkflowDescription) -> list[list[str]]:
+    """Return a line for each label that comes from files other than the log."""
     rows = [["label", "files", "key", "within"]]
     for file in description.spec.label_files:
         rows.append([file.name, file.path, ", ".join(file.key), file.within])
     return rows
 
 
-def _sources(description: WorkflowDescription) -> list[list[str]]:
-    """Return a line for each source whose events are summed up."""
+def _list_sources(description: WorkflowDescription) -> list[list[str]]:
+    """Return a line for each source of events."""
     rows = [["source", "time", "known after", "columns"]]
     for rule in description.spec.event_sources:
         names = []
@@ -136,7 +139,7 @@ def _sources(description: WorkflowDescription) -> list[list[str]]:
     return rows
 
 
-def _kept(column: CategoricalColumn) -> str:
+def _describe_policy(column: CategoricalColumn) -> str:
     if column.hash_buckets:
         return "none: all hashed"
     if column.freq_threshold:
@@ -146,25 +149,27 @@ def _kept(column: CategoricalColumn) -> str:
     return "all seen"
 
 
-def _oov_ids(column: CategoricalColumn) -> str:
+def _describe_oov_ids(column: CategoricalColumn) -> str:
     last = column.reserved_ids - 1
     return "id 2" if last == 2 else f"ids 2 to {last}, by hash"
 
 
-def _dense(description: WorkflowDescription) -> list[list[str]]:
+def _list_dense(description: WorkflowDescription) -> list[list[str]]:
     rows = [["column", "raw", "missing as", "transform", "mean", "std"]]
     for column in description.spec.dense:
         statistics = description.statistics.get(column.name)
-        mean = std = "-"
+        mean = "-"
+        std = "-"
         if statistics:
-            mean, std = f"{statistics['mean']:.6g}", f"{statistics['std']:.6g}"
+            mean = f"{statistics['mean']:.6g}"
+            std = f"{statistics['std']:.6g}"
         formula = description.spec.get_transform(column).formula
         rows.append([column.name, column.raw, str(column.fill), formula, mean, std])
     return rows
 
 
-def table(rows: list[list[str]]) -> str:
-    """Format a table and its head; columns of numbers are aligned to the right."""
+def format_table(rows: list[list[str]]) -> str:
+    """Format rows, the first of which is the head; columns of numbers are aligned to the right."""
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     right = [all(map(_is_number, column[1:])) for column in columns]
@@ -196,11 +201,11 @@ SETTINGS = (InspectSettings,)
 
 
 def run(settings: InspectSettings) -> None:
-    """Print vocabularies, statistics and sizes of a workflow whose files are those written."""
+    """Check the digests of a workflow's files, and print its vocabularies, statistics and sizes."""
     description = inspect(settings.workflow)
     description.verify()
     if description.spec.events:
-        # here, as it imports Numba, a second of CPU time that other workflows need not take
+        # Imported here, because it imports Numba, which takes a second of CPU time.
         from nvt_torchrec.workflows.event_state import EventState
 
         EventState.load(description, verify=True)

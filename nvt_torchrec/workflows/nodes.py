@@ -1,13 +1,13 @@
 """The graph of operators of a feature spec, as the records of ``graph.json``.
 
-This is the only definition of the graph: :mod:`workflows.store` makes a Workflow of these records,
-and :mod:`workflows.writer` writes them with the fitted state. Every engine uses them, so nothing
-here imports NVTabular. The format is that of NVTabular's main branch of 2026 (``format_version``
-1).
+This is the only definition of the graph: :mod:`workflows.store` builds a Workflow from these
+records, and :mod:`workflows.writer` writes them with the fitted state. Every engine uses them, so
+nothing here imports NVTabular. The format is ``format_version`` 1 of NVTabular's main branch of
+2026.
 
-Categorical columns: one ``Categorify`` for each vocabulary policy. Missing values keep id 1, so
-nothing is filled before it. Dense columns: one chain of operators for each transform in use
-(:mod:`formats.feature_spec.transforms`).
+Categorical columns have one ``Categorify`` for each vocabulary policy. Their missing values are not
+filled, because Categorify gives them id 1. Dense columns have one chain of operators for each
+transform in use (:mod:`formats.feature_spec.transforms`).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ Record = dict[str, Any]
 
 
 def build_nodes(spec: FeatureSpec) -> list[Record]:
-    """Return the nodes without fitted state and schemas: parents before children, output last."""
+    """Return the nodes, parents before children and output last, without state and schemas."""
     nodes = _Nodes()
     ends = _add_categorical(spec, nodes)
     ends += _add_dense(spec, nodes)
-    ends.append(nodes.select(unchanged_columns(spec)))
+    ends.append(nodes.select(list_unchanged_columns(spec)))
     nodes.add(CONCAT, {}, ends[:1], ends[1:])
     return nodes.records
 
@@ -53,15 +53,16 @@ def build_graph(
 
     Args:
         spec: The columns.
-        statistics: Mean and std per normalized dense column.
+        statistics: Mean and std of each normalized dense column.
         sizes: Number of values of each vocabulary, by its name.
     """
     records = build_nodes(spec)
-    # The schema of each column behind the nodes so far: parents come before their children.
-    schemas = {column["name"]: column for column in _input_schema(spec)}
+    # The current schema of each column. Parents come before children, so every node finds here the
+    # output of its parents.
+    schemas = {column["name"]: column for column in _make_input_schema(spec)}
     for record in records:
         names = record["selector"]["names"]
-        record["op_state"] = _fitted_state(record, spec, statistics)
+        record["op_state"] = _make_op_state(record, spec, statistics)
         record["input_schema"] = [schemas[name] for name in names]
         for name in names:
             schemas[name] = _derive_schema(schemas[name], record, spec, sizes)
@@ -73,7 +74,7 @@ def build_graph(
     }
 
 
-def vocabulary_directories(spec: FeatureSpec) -> dict[str, str]:
+def list_vocabulary_directories(spec: FeatureSpec) -> dict[str, str]:
     """Return the directory of each vocabulary's files: the artifacts of its Categorify."""
     directories = {}
     for record in build_nodes(spec):
@@ -83,7 +84,7 @@ def vocabulary_directories(spec: FeatureSpec) -> dict[str, str]:
     return directories
 
 
-def unchanged_columns(spec: FeatureSpec) -> list[str]:
+def list_unchanged_columns(spec: FeatureSpec) -> list[str]:
     """Return the columns that the graph leaves unchanged: the labels and the weight."""
     columns = list(spec.labels)
     if spec.weight:
@@ -112,7 +113,15 @@ class _Nodes:
         others: Sequence[int] = (),
         names: list[str] | None = None,
     ) -> int:
-        """Add a node, by default for the output columns of other nodes; return its id."""
+        """Add a node and return its id.
+
+        Args:
+            kind: The class of its operator.
+            params: The parameters of the operator.
+            parents: The ids of its parents.
+            others: The ids of nodes whose columns a CONCAT adds to those of its parent.
+            names: Its columns; by default all output columns of ``parents`` and ``others``.
+        """
         if names is None:
             before = [self.records[i]["selector"]["names"] for i in (*parents, *others)]
             names = list(chain.from_iterable(before))
@@ -142,43 +151,42 @@ def _add_categorical(spec: FeatureSpec, nodes: _Nodes) -> list[int]:
         names: list[str] = []
         groups = []
         for columns in vocabularies:
-            names_of_vocabulary = [column.name for column in columns]
-            names += names_of_vocabulary
+            shared = [column.name for column in columns]
+            names += shared
             if len(columns) > 1:
-                groups.append(names_of_vocabulary)
-        params = _categorify_params(vocabularies, groups)
+                groups.append(shared)
+        params = _make_categorify_params(vocabularies, groups)
         ends.append(nodes.add(CATEGORIFY, params, [nodes.select(names, groups)]))
     return ends
 
 
-def joint_name(group: list[str]) -> str:
+def join_names(group: list[str]) -> str:
     """Return the name that Categorify gives to a vocabulary of several columns."""
     return "_".join(group)
 
 
 def _check_joint_names(spec: FeatureSpec) -> None:
-    """Check that names are unique: Categorify names files by the joined columns of a group."""
+    """Check that names are unique: Categorify names the files of a group by its joined columns."""
     taken = {name: f"column {name}" for name in spec.columns}
     for name, columns in spec.vocabularies.items():
-        joined = joint_name([column.name for column in columns])
+        joined = join_names([column.name for column in columns])
         if len(columns) > 1 and joined in taken:
             raise SettingsError(
-                f"vocabulary {name} and {taken[joined]}: NVTabular names both {joined!r}",
+                f"vocabulary {name} and {taken[joined]}: NVTabular would name both {joined!r}",
                 "rename a column",
             )
         taken[joined] = f"vocabulary {name}"
 
 
-def _categorify_params(
+def _make_categorify_params(
     vocabularies: list[tuple[CategoricalColumn, ...]], groups: list[list[str]]
 ) -> Record:
     """Return the parameters of a Categorify, whose columns have the same policy."""
     first = vocabularies[0][0]
     buckets = first.hash_buckets or first.num_buckets
-    # Categorify looks up num_buckets by column, while fitting by group, and when it is fitted by
-    # vocabulary.
-    keys = [column.name for columns in vocabularies for column in columns]
-    keys += [joint_name(group) for group in groups]
+    # Categorify looks up num_buckets by column; by group while fitting; by vocabulary once fitted.
+    keys = [column.name for column in chain.from_iterable(vocabularies)]
+    keys += [join_names(group) for group in groups]
     keys += [columns[0].vocabulary_name for columns in vocabularies]
     return {
         "freq_threshold": first.freq_threshold,
@@ -189,7 +197,7 @@ def _categorify_params(
         "name_sep": "_",
         "search_sorted": False,
         "num_buckets": dict.fromkeys(keys, buckets) if buckets else None,
-        # without a vocabulary, the hashed ids fill the table
+        # A hashed column has no vocabulary: its table consists of the reserved ids and the buckets.
         "max_size": first.reserved_ids if first.hash_buckets else first.max_table_size,
         "single_table": False,
         "cardinality_memory_limit": None,
@@ -221,18 +229,20 @@ def _add_dense_chain(transform: DenseTransform, chosen: list[DenseColumn], nodes
     if transform.function:
         bounds = {"min_value": transform.minimum, "max_value": None}
         end = nodes.add(CLIP, bounds, [end])
-        end = nodes.add(LAMBDA, _lambda_params(transform.function, "float64"), [end])
+        end = nodes.add(LAMBDA, _make_lambda_params(transform.function, "float64"), [end])
     if not transform.normalized:
-        return nodes.add(LAMBDA, _lambda_params(functions.as_float32.__name__, "float32"), [end])
+        return nodes.add(
+            LAMBDA, _make_lambda_params(functions.as_float32.__name__, "float32"), [end]
+        )
     return nodes.add(NORMALIZE, {"out_dtype": {"name": "float32"}}, [end])
 
 
-def _lambda_params(function: str, dtype: str) -> Record:
+def _make_lambda_params(function: str, dtype: str) -> Record:
     """Return the parameters of a LambdaOp that calls a function of :mod:`workflows.functions`."""
     return {
         "f": {"module": functions.__name__, "qualname": function},
         "dependency": [],
-        "dtype": _dtype(dtype),
+        "dtype": _make_dtype(dtype),
         "tags": [],
         "properties": {},
     }
@@ -248,18 +258,19 @@ def _find_vocabularies(record: Record, spec: FeatureSpec) -> dict[str, list[str]
     return vocabularies
 
 
-def _fitted_state(record: Record, spec: FeatureSpec, statistics: dict) -> Record:
-    """Return what an operator has learned: empty for those that are not fitted."""
+def _make_op_state(record: Record, spec: FeatureSpec, statistics: dict) -> Record:
+    """Return the fitted state of an operator; empty for operators that are not fitted."""
     if record["op_class"] == NORMALIZE:
         names = record["selector"]["names"]
         means = {name: statistics[name]["mean"] for name in names}
         stds = {name: statistics[name]["std"] for name in names}
         return {"means": means, "stds": stds}
     if record["op_class"] == CATEGORIFY:
-        categories, storage_name = [], {}
+        categories = []
+        storage_name = {}
         for name, columns in _find_vocabularies(record, spec).items():
             categories.append({"key": [name], "path": f"categories/unique.{name}.parquet"})
-            # Categorify takes the name of a column without an entry for that of its vocabulary.
+            # For a column without an entry, Categorify takes its name as the vocabulary's name.
             for column in columns:
                 if column != name or len(columns) > 1:
                     storage_name[column] = name
@@ -267,37 +278,37 @@ def _fitted_state(record: Record, spec: FeatureSpec, statistics: dict) -> Record
     return {}
 
 
-def _input_schema(spec: FeatureSpec) -> list[Record]:
+def _make_input_schema(spec: FeatureSpec) -> list[Record]:
     """Return the schema of the pandas frames of :func:`workflows.workflow_frames.to_frame`."""
-    columns = [_column_schema(name, "float32") for name in unchanged_columns(spec)]
-    columns += [_column_schema(name, "float64") for name in spec.dense_names]
+    columns = [_make_column_schema(name, "float32") for name in list_unchanged_columns(spec)]
+    columns += [_make_column_schema(name, "float64") for name in spec.dense_names]
     for column in spec.categorical:
-        columns.append(_column_schema(column.name, raw_dtype(column), column.multi_hot))
+        columns.append(_make_column_schema(column.name, get_raw_dtype(column), column.multi_hot))
     return columns
 
 
-def raw_dtype(column: CategoricalColumn) -> str:
+def get_raw_dtype(column: CategoricalColumn) -> str:
     """Return the dtype of a raw categorical column in a pandas frame.
 
-    Numbers that may be missing are float64, in which they are exact; lists hold integers.
+    Integers are float64, because they may be missing, and are exact in it; lists hold integers.
     """
     if RAW_TYPES[column.raw].is_text:
         return "str"
     return "int64" if column.multi_hot else "float64"
 
 
-def _column_schema(name: str, dtype: str, is_list: bool = False) -> Record:
+def _make_column_schema(name: str, dtype: str, is_list: bool = False) -> Record:
     return {
         "name": name,
         "tags": [],
         "properties": {"value_count": {"min": 0, "max": None}} if is_list else {},
-        "dtype": _dtype(dtype, 1 + is_list),
+        "dtype": _make_dtype(dtype, 1 + is_list),
         "is_list": is_list,
         "is_ragged": is_list,
     }
 
 
-def _dtype(name: str, dimensions: int = 0) -> Record:
+def _make_dtype(name: str, dimensions: int = 0) -> Record:
     kind = name.rstrip("0123456789")
     described: Record = {"name": name, "element_type": "string" if kind == "str" else kind}
     if kind != "str":
@@ -310,10 +321,11 @@ def _dtype(name: str, dimensions: int = 0) -> Record:
 def _derive_schema(
     schema: Record, record: Record, spec: FeatureSpec, sizes: dict[str, int]
 ) -> Record:
-    """Return the schema of a column behind a node, from the one before it."""
-    kind, params = record["op_class"], record["op_params"]
+    """Return the schema of a column after a node, given the schema before it."""
+    kind = record["op_class"]
+    params = record["op_params"]
     if kind == NORMALIZE:
-        return schema | {"tags": ["Tags.CONTINUOUS"], "dtype": _dtype("float32", 1)}
+        return schema | {"tags": ["Tags.CONTINUOUS"], "dtype": _make_dtype("float32", 1)}
     if kind == LAMBDA:
         return schema | {"dtype": params["dtype"] | {"shape": schema["dtype"]["shape"]}}
     if kind != CATEGORIFY:
@@ -330,6 +342,6 @@ def _derive_schema(
     }
     return schema | {
         "tags": ["Tags.CATEGORICAL"],
-        "dtype": _dtype("int32", 1 + column.multi_hot),
+        "dtype": _make_dtype("int32", 1 + column.multi_hot),
         "properties": schema["properties"] | properties,
     }

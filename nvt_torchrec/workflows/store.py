@@ -1,8 +1,8 @@
-"""NVTabular Workflows: made of records of operators (:mod:`workflows.nodes`), fitted and loaded.
+"""NVTabular Workflows: built from a spec's operators (:mod:`workflows.nodes`), and loaded.
 
-:mod:`formats.workflow_description` describes the files. Once this module is imported,
-``nvtabular.Workflow.load`` opens them, too: the released function looks for a pickle, which they do
-not contain, and raises FileNotFoundError.
+:mod:`formats.workflow_description` describes the files. Importing this module also makes
+``nvtabular.Workflow.load`` open them: the released function looks for a pickle, which a saved
+workflow does not contain, and raises FileNotFoundError.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,10 @@ from nvt_torchrec.workflows.writer import Fitted
 def build(spec: FeatureSpec, categories_path: Path | str = "./") -> nvtabular.Workflow:
     """Return an unfitted Workflow.
 
-    Its output has ids as int32 (lists of int32 for multi-hot columns), dense columns as float32 and
-    the unchanged labels and weight. Select ``spec.columns`` for the order of the spec.
+    Its output has ids as int32 (lists of int32 for multi-hot columns), dense columns as float32,
+    and the labels and the weight unchanged. Select ``spec.columns`` for the order of the spec.
 
-    Hashed columns need no fitting: they get an empty vocabulary, a file below ``categories_path``.
+    Hashed columns need no fitting: each gets an empty vocabulary, a file below ``categories_path``.
 
     Args:
         spec: Columns, vocabulary policies and the dense transform.
@@ -71,20 +72,20 @@ def build(spec: FeatureSpec, categories_path: Path | str = "./") -> nvtabular.Wo
                 is_text = RAW_TYPES[hashed[name]].is_text
                 empty[name] = pd.Series([], dtype="object" if is_text else "int64")
         node.op.vocabs = node.op.process_vocabs(empty)
-        node.op.clear()  # makes them the fitted vocabularies
+        node.op.clear()  # in NVTabular, this turns the given vocabularies into fitted ones
     return workflow
 
 
 def realize(
     records: list[nodes.Record], directory: Path | None = None, raw: FeatureSpec | None = None
 ) -> nvtabular.Workflow:
-    """Return the Workflow of a list of records of :mod:`workflows.nodes`.
+    """Return the Workflow described by records of :mod:`workflows.nodes`.
 
     Args:
         records: Parents before children, the output last.
-        directory: Directory of the artifacts of fitted records; None: the Workflow is unfitted.
-        raw: The spec by which the Workflow reads raw columns first, and in whose order it returns
-            columns; None: it takes the frames of :func:`workflows.workflow_frames.to_frame`.
+        directory: Directory of the artifacts of fitted records; None for an unfitted Workflow.
+        raw: The spec by which the Workflow first reads raw columns, and in whose order it returns
+            columns; None if it takes the frames of :func:`workflows.workflow_frames.to_frame`.
     """
     made: dict[int, WorkflowNode] = {}
     for record in records:
@@ -111,7 +112,8 @@ def _restore(operator: object, record: nodes.Record, directory: Path) -> None:
     """Give an operator its fitted state."""
     state = record["op_state"]
     if isinstance(operator, ops.Normalize):
-        operator.means, operator.stds = state["means"], state["stds"]
+        operator.means = state["means"]
+        operator.stds = state["stds"]
         operator.fitted = True
     if isinstance(operator, ops.Categorify):
         artifacts = directory / "artifacts" / f"node_{record['id']}"
@@ -129,31 +131,34 @@ def find_nodes(workflow: nvtabular.Workflow, kind: type) -> list[WorkflowNode]:
     return Graph.get_nodes_by_op_type([workflow.output_node], kind)
 
 
-def _select(params: nodes.Record) -> SelectionOp:
+def _make_selection(params: nodes.Record) -> SelectionOp:
     names = params["selector"]["names"]
     groups = params["selector"].get("groups", [])
-    grouped = {name for group in groups for name in group}
+    grouped = set(chain.from_iterable(groups))
     alone = [name for name in names if name not in grouped]
     return SelectionOp(nvtabular.ColumnSelector([*alone, *map(tuple, groups)]))
 
 
-def _categorify(params: nodes.Record) -> ops.Categorify:
+def _make_categorify(params: nodes.Record) -> ops.Categorify:
     with warnings.catch_warnings():
-        # NVTabular warns that CPU and GPU hash differently, which nvt_compat repairs, and that
-        # buckets do not cap the table by themselves, which the spec forbids.
+        # NVTabular warns of two things that cannot happen here: CPU and GPU hash differently, which
+        # nvt_compat repairs, and buckets alone do not cap the table, which the spec does not allow.
         warnings.filterwarnings("ignore", message="Performing a hash-based transformation")
         return ops.Categorify(**params | {"dtype": np.dtype(params["dtype"]["name"])})
 
 
+def _make_lambda(params: nodes.Record) -> ops.LambdaOp:
+    function = functions.NAMED[params["f"]["qualname"]]
+    return ops.LambdaOp(function, dtype=np.dtype(params["dtype"]["name"]))
+
+
 _OPERATORS: dict[str, Callable[[nodes.Record], object]] = {
-    nodes.SELECT: _select,
+    nodes.SELECT: _make_selection,
     nodes.CONCAT: lambda params: ConcatColumns(label="+"),
-    nodes.CATEGORIFY: _categorify,
+    nodes.CATEGORIFY: _make_categorify,
     nodes.FILL: lambda params: ops.FillMissing(**params),
     nodes.CLIP: lambda params: ops.Clip(**params),
-    nodes.LAMBDA: lambda params: ops.LambdaOp(
-        functions.NAMED[params["f"]["qualname"]], dtype=np.dtype(params["dtype"]["name"])
-    ),
+    nodes.LAMBDA: _make_lambda,
     nodes.NORMALIZE: lambda params: ops.Normalize(out_dtype=np.dtype(params["out_dtype"]["name"])),
 }
 
@@ -162,20 +167,20 @@ def load(path: Path | str, *, label: bool = True, raw: bool = True) -> Workflow:
     """Load a fitted Workflow, which can ``transform`` frames or Datasets.
 
     Every file is compared with its digest. Nothing that is read is executed: operators and
-    functions are those of the spec, which ``graph.json`` has to agree with.
+    functions follow from the spec, and ``graph.json`` must agree with it.
 
     Args:
         path: Directory that :func:`workflows.writer.write_workflow` wrote.
-        label: Whether labels and weight are passed through (training), or there are none
-            (inference).
-        raw: Whether it takes columns of the raw log, as text or as typed values, which its first
-            nodes read by the spec (:class:`workflows.store.ReadRawValues`), and returns columns in
-            the order of the parquet. Without, it takes frames of
-            :func:`workflows.workflow_frames.to_frame`, and columns come in the order of
+        label: True if the input has labels and weight, which are passed through (training); False
+            if it has none (inference).
+        raw: True if the Workflow takes columns of the raw log, as text or typed values. Its first
+            nodes read them by the spec (:class:`workflows.store.ReadRawValues`), and it returns
+            columns in the order of the parquet. False if it takes frames of
+            :func:`workflows.workflow_frames.to_frame`; it returns columns in the order of
             ``graph.json``.
 
     Raises:
-        BadInputError: There is no saved workflow, or one of its files is missing, damaged or
+        BadInputError: The path has no saved workflow, or one of its files is missing, damaged or
             replaced.
         SchemaError: It was saved in another version of the format.
     """
@@ -185,27 +190,27 @@ def load(path: Path | str, *, label: bool = True, raw: bool = True) -> Workflow:
     spec = description.spec
     records = derive_graph(description)["nodes"]
     if not label:
-        records = _drop_selection(records, nodes.unchanged_columns(spec))
+        records = _drop_selection(records, nodes.list_unchanged_columns(spec))
     workflow = realize(records, path, spec if raw else None)
-    # NVTabular caches vocabularies by path, which may have contained another workflow.
+    # NVTabular caches vocabularies by path, where another workflow may have been before.
     clean_worker_cache()
     columns = []
     for record in records:
-        if _selected_columns(record):
+        if _get_selected_columns(record):
             columns += _to_schemas(record["input_schema"])
     if raw:
         columns = list(map(ColumnSchema, ReadRawValues(spec, columns).sources))
     return workflow.fit_schema(Schema(columns))
 
 
-def _selected_columns(record: nodes.Record) -> list[str]:
-    """Return the columns of the input that a node selects."""
+def _get_selected_columns(record: nodes.Record) -> list[str]:
+    """Return the input columns that a node selects; [] for a node of another operator."""
     return record["selector"]["names"] if record["op_class"] == nodes.SELECT else []
 
 
 def _drop_selection(records: list[nodes.Record], names: list[str]) -> list[nodes.Record]:
-    """Leave out the node that selects some columns, which only the output has."""
-    (dropped,) = (record["id"] for record in records if _selected_columns(record) == names)
+    """Leave out the node that selects exactly these columns, which only the output node uses."""
+    (dropped,) = (record["id"] for record in records if _get_selected_columns(record) == names)
     kept = []
     for record in records:
         if record["id"] == dropped:
@@ -216,21 +221,21 @@ def _drop_selection(records: list[nodes.Record], names: list[str]) -> list[nodes
     return kept
 
 
-def fitted_state(workflow: Workflow, spec: FeatureSpec) -> Fitted:
-    """Return the fitted state of a Workflow that :func:`workflows.store.build` made from ``spec``.
+def extract_fitted(workflow: Workflow, spec: FeatureSpec) -> Fitted:
+    """Return the fitted state of a Workflow that :func:`build` made from ``spec``.
 
-    What is not fitted is left out.
+    Statistics and vocabularies of operators that are not fitted are left out.
     """
     statistics = {}
     for node in find_nodes(workflow, ops.Normalize):
         for name in node.op.means:
-            # Without a second row std is NaN; with 0, NVTabular only subtracts the mean.
+            # std is NaN for a single row. 0 makes NVTabular subtract only the mean.
             std = node.op.stds[name]
             statistics[name] = {"mean": node.op.means[name], "std": 0.0 if math.isnan(std) else std}
     vocabularies = {}
     for name, columns in spec.vocabularies.items():
-        # Categorify's name: of the column, or of the columns that were counted together
-        stored = nodes.joint_name([column.name for column in columns])
+        # Categorify uses the name of the column, or the joined names of columns counted together.
+        stored = nodes.join_names([column.name for column in columns])
         for node in find_nodes(workflow, ops.Categorify):
             if stored in node.op.categories:
                 file = Path(node.op.categories[stored])
@@ -263,15 +268,20 @@ def _to_schemas(columns: list[nodes.Record]) -> list[ColumnSchema]:
 
 
 class ReadRawValues(Operator):
-    """Read columns of the log by the rules of a feature spec; pandas or cuDF, on the host.
+    """Read columns of the log by a feature spec, from pandas or cuDF frames, on the host.
 
     Raises:
-        SchemaError: ``transform``: a column has a type that cannot hold the raw type.
-        InvalidRowError: ``transform``: a value is malformed; row and column are named.
+        SchemaError: In ``transform``, a column has a type that cannot hold the raw type.
+        InvalidRowError: In ``transform``, a value is malformed; the message names row and column.
     """
 
     def __init__(self, spec: FeatureSpec, columns: Sequence[ColumnSchema]) -> None:
-        """Read ``columns``, features or labels and weight of ``spec``."""
+        """Initialize the operator.
+
+        Args:
+            spec: The feature spec.
+            columns: The columns to read: features of the spec, or its labels and weight.
+        """
         super().__init__()
         self._spec = spec
         self._columns = Schema(list(columns))
@@ -280,13 +290,13 @@ class ReadRawValues(Operator):
     @property
     def sources(self) -> list[str]:
         """The columns of the log that are read."""
-        return list(dict.fromkeys(source for own in self._mapping.values() for source in own))
+        return list(dict.fromkeys(chain.from_iterable(self._mapping.values())))
 
     def transform(self, col_selector: ColumnSelector, df: Any) -> Any:
         """Return the typed columns, with the index of ``df``."""
         features = read_features(df, self._spec, self._columns.column_names)
         gpu = not isinstance(df, pd.DataFrame)
-        frame = features_to_frame(features, nodes.unchanged_columns(self._spec), gpu=gpu)
+        frame = features_to_frame(features, nodes.list_unchanged_columns(self._spec), gpu=gpu)
         frame.index = df.index
         return frame
 
@@ -297,15 +307,15 @@ class ReadRawValues(Operator):
     def compute_output_schema(
         self, input_schema: Schema, col_selector: ColumnSelector, prev_output_schema: Any = None
     ) -> Schema:
-        """Return the types of what is read, whatever those of the input are."""
+        """Return the types of the columns that are read, regardless of the input's types."""
         return self._columns
 
 
 class RawWorkflow(nvtabular.Workflow):
-    """A Workflow that names the columns of the log which its input lacks.
+    """A Workflow whose error names the columns of the log that are missing in its input.
 
     Raises:
-        MissingColumnError: ``transform``: a column that is read is not there.
+        MissingColumnError: In ``transform``, the input lacks a column that is read.
     """
 
     def _transform_df(self, df: Any) -> Any:
@@ -317,22 +327,22 @@ class RawWorkflow(nvtabular.Workflow):
         return super()._transform_impl(dataset, capture_dtypes)
 
 
-def _format_name(fs: fsspec.AbstractFileSystem, directory: str) -> str | None:
-    """Return the format in metadata.json, which NVTabular's own workflows do not have."""
+def _read_format_name(fs: fsspec.AbstractFileSystem, directory: str) -> str | None:
+    """Return the format in metadata.json; None for NVTabular's own workflows."""
     try:
         with fs.open(f"{directory}/metadata.json") as file:
             return json.load(file).get("format")
     except (OSError, ValueError, AttributeError, RecursionError):
-        return None  # the loader reports what is wrong
+        return None  # NVTabular's loader reports what is wrong
 
 
 def _make_load(stock: Callable[..., Workflow]) -> classmethod:
-    """Return ``Workflow.load``, which opens what this project saved, and the rest by ``stock``."""
+    """Return a ``Workflow.load`` for this project's workflows that leaves others to ``stock``."""
 
     @functools.wraps(stock)
     def load_workflow(cls: type[Workflow], path: Path | str, client: Any = None) -> Workflow:
         fs, _, [directory] = fsspec.get_fs_token_paths(str(path))
-        if _format_name(fs, directory) != FORMAT.name:
+        if _read_format_name(fs, directory) != FORMAT.name:
             return stock(cls, path, client=client)
         if not isinstance(fs, LocalFileSystem):
             raise BadInputError(f"{path}: not a local directory", "copy the workflow here first")

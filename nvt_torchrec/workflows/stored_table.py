@@ -1,4 +1,4 @@
-"""A table that columns are joined from, opened: finds keys, and takes columns at rows.
+"""An open table that columns are joined from: find the rows of keys, and read columns there.
 
 :mod:`formats.table_files` describes the files.
 """
@@ -33,11 +33,11 @@ from nvt_torchrec.workflows.table_kernels import (
     take_present,
 )
 
-#: About how many rows a bucket of keys has: their keys are in one or two lines of the cache, and
-#: the bounds of the buckets take less memory than the keys.
+#: About how many rows a bucket of keys has. The keys of so few rows fill one or two cache lines,
+#: and the bounds of the buckets still take less memory than the keys.
 _BUCKET_ROWS = 4
-#: For fewer keys, those of a request, dividing a table into small buckets, which reads all of its
-#: keys, would take longer than finding them.
+#: Small buckets are made only for lookups of at least this many keys. Making them reads all keys of
+#: the table, which takes longer than finding the few keys of a request without them.
 _MANY_KEYS = 4096
 #: The remedy for damaged files.
 COPY_AGAIN = "copy the whole workflow again, or run the ETL again"
@@ -45,13 +45,13 @@ COPY_AGAIN = "copy the whole workflow again, or run the ETL again"
 
 @dataclasses.dataclass(frozen=True)
 class TableCodes:
-    """Which distinct values a categorical column of a table has at ``n`` rows.
+    """A categorical column at ``n`` rows, as codes: indices into its distinct values.
 
     Attributes:
-        values: int32 [n] or, of lists, the codes of all items.
-        offsets: Of lists int64 [n + 1], where the items of each row begin; else None.
-        missing: bool [n], where the column is missing.
-        no_value: bool, which of ``values`` stand for no value.
+        values: int32 [n], or for a list column the codes of all items.
+        offsets: For a list column int64 [n + 1], where the items of each row begin; else None.
+        missing: bool [n], True where the column is missing.
+        no_value: bool, True for each of ``values`` that stands for a missing value.
     """
 
     values: np.ndarray
@@ -61,7 +61,7 @@ class TableCodes:
 
 
 class StoredTable:
-    """A table, opened: finds keys, and takes columns at the rows that were found. Thread-safe.
+    """An open table: finds the rows of keys, and reads columns at these rows. Thread-safe.
 
     Args:
         directory: The directory of its files.
@@ -69,9 +69,9 @@ class StoredTable:
         name: The name of the table.
 
     Attributes:
-        keys: int64 [rows], the hashes of its keys, rising.
-        starts: int64 [rows], from when each version is known, rising for each key; None of a table
-            without versions.
+        keys: int64 [rows], the hashes of its keys, ascending.
+        starts: int64 [rows], the time from which each version is known, ascending within a key;
+            None for a table without versions.
 
     Raises:
         BadInputError: A file is missing or damaged.
@@ -98,7 +98,7 @@ class StoredTable:
             raise BadInputError(f"{directory}: damaged: {error}", COPY_AGAIN) from error
 
     def _check_lengths(self, column: DenseColumn | CategoricalColumn) -> None:
-        """Check that the arrays of a column have as many rows as the table. Raises ValueError."""
+        """Raise ValueError unless the arrays of a column have as many rows as the table."""
         rows = len(self.keys)
         expected = {"missing": rows}
         if isinstance(column, DenseColumn):
@@ -111,7 +111,7 @@ class StoredTable:
             self._check_length(column.name, kind, length)
 
     def _check_length(self, name: str, kind: str, length: int) -> None:
-        """Check the length of an array. Raises ValueError."""
+        """Raise ValueError if an array has another length."""
         found = len(self._array(name, kind))
         if found != length:
             raise ValueError(f"{name}.{kind}.npy has {found} values, not {length}")
@@ -125,12 +125,12 @@ class StoredTable:
             array.check()
 
     def find(self, keys: np.ndarray, cuts: np.ndarray | None = None) -> np.ndarray:
-        """Return the row of each key, int64 [n]; -1 for a key that is missing or not there.
+        """Return the row of each key, int64 [n]; -1 for a key that is missing or not in the table.
 
         Args:
-            keys: The hashes of the keys, int64 [n], 0 where a key is missing.
-            cuts: Of a table with versions int64 [n], the time before which a version must have been
-                known: the newest of these is found. None: the newest of all.
+            keys: The hashes of the keys, int64 [n]; 0 for a missing key.
+            cuts: For a table with versions, int64 [n]: the newest version known before this time is
+                found. None: the newest version of all.
         """
         keys = np.ascontiguousarray(keys)
         buckets = self._two_buckets if len(keys) < _MANY_KEYS else self._small_buckets
@@ -142,23 +142,23 @@ class StoredTable:
 
     @functools.cached_property
     def _small_buckets(self) -> tuple[np.ndarray, int]:
-        """Buckets for many keys, see :func:`make_buckets`."""
+        """The buckets for many keys, see :func:`make_buckets`."""
         return make_buckets(self.keys, _BUCKET_ROWS)
 
     @functools.cached_property
     def _two_buckets(self) -> tuple[np.ndarray, int]:
-        """The fewest buckets that :func:`make_buckets` makes: it reads hardly any keys."""
+        """Only two buckets, which :func:`make_buckets` makes without reading many keys."""
         return make_buckets(self.keys, max(1, len(self.keys)))
 
     def take(self, name: str, rows: np.ndarray) -> tuple[CategoryValues, np.ndarray]:
-        """Return the values of a column at some rows, and where they are missing, bool [n].
+        """Return the values of a column at the given rows, and the mask of missing ones, bool [n].
 
         Args:
             name: The name of the column.
-            rows: int64 [n], which must be rows of the table; -1 for none, where it is missing.
+            rows: int64 [n], rows of the table; -1 for no row, where the value is missing.
 
         Raises:
-            BadInputError: The file is damaged: values that are not there.
+            BadInputError: The file is damaged: a code or an offset is out of range.
         """
         column = self._columns[name]
         if isinstance(column, DenseColumn):
@@ -170,26 +170,26 @@ class StoredTable:
         return (values if codes.offsets is None else Jagged(codes.offsets, values)), codes.missing
 
     def take_codes(self, name: str, rows: np.ndarray) -> TableCodes:
-        """Return which distinct values a categorical column has at some rows.
+        """Return the codes of a categorical column at the given rows.
 
         Args:
             name: The name of the column.
             rows: See :meth:`take`.
 
         Raises:
-            BadInputError: The file is damaged: values that are not there.
+            BadInputError: The file is damaged: a code or an offset is out of range.
         """
         missing = take_missing(self._array(name, "missing"), rows)
         if not self._has_lists(name):
             codes = self._take_numbers(name, "codes", rows, missing)
             return TableCodes(codes, None, missing, missing)
         offsets, items = self._expand_lists(name, rows, missing)
-        each = np.zeros(len(items), np.bool_)
-        codes = self._take_numbers(name, "codes", items, each)
-        return TableCodes(codes, offsets, missing, each)
+        no_value = np.zeros(len(items), np.bool_)
+        codes = self._take_numbers(name, "codes", items, no_value)
+        return TableCodes(codes, offsets, missing, no_value)
 
-    def take_vectors(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Return the number of the vector of some rows, int32 [n]; -1 for none.
+    def take_vector_numbers(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Return the number of each row's vector, int32 [n]; -1 for none.
 
         Args:
             name: The name of the vector.
@@ -200,8 +200,8 @@ class StoredTable:
         numbers[missing] = NO_VECTOR
         return numbers
 
-    def distinct(self, name: str) -> np.ndarray | pa.StringArray:
-        """Return the distinct values of a categorical column, by their codes."""
+    def list_distinct(self, name: str) -> np.ndarray | pa.StringArray:
+        """Return the distinct values of a categorical column, in the order of their codes."""
         if f"{name}.texts.npy" in self._arrays:
             count = len(self._array(name, "texts")) - 1
         else:
@@ -209,38 +209,38 @@ class StoredTable:
         return self._take_distinct(name, np.arange(count), np.zeros(count, np.bool_))
 
     def write_dense(self, name: str, rows: np.ndarray, values: np.ndarray) -> None:
-        """Write the values of a dense column at some rows; 0 where it is missing.
+        """Write the values of a dense column at the given rows; 0 where it is missing.
 
         Args:
             name: The name of the column.
             rows: See :meth:`take`.
-            values: float64 or int32 [n], into which they are written.
+            values: float64 or int32 [n], the result.
         """
         take_present(self._array(name, "values"), self._array(name, "missing"), rows, values)
 
     def mark_missing(self, name: str, rows: np.ndarray, words: np.ndarray, bit: np.uint64) -> None:
-        """Set a bit of those rows at which a column is missing.
+        """Set a column's bit in the mask of missing values where it is missing.
 
         Args:
             name: The name of the column.
             rows: See :meth:`take`.
-            words: The words of a mask that hold the column's bit, uint64 [n].
-            bit: The position of its bit.
+            words: uint64 [n], the words of the mask that hold the column's bit; changed in place.
+            bit: The position of the bit.
         """
         mark_missing(self._array(name, "missing"), rows, words, bit)
 
     def count_values(self, name: str, rows: np.ndarray, num_distinct: int) -> np.ndarray:
-        """Return how many of some rows have each distinct value of a column, int64 [distinct].
+        """Count each distinct value of a categorical column at the given rows: int64 [distinct].
 
-        Of lists, all items are counted.
+        Every item of a list counts.
 
         Args:
-            name: The name of a categorical column.
+            name: The name of the column.
             rows: See :meth:`take`.
-            num_distinct: How many distinct values the column has.
+            num_distinct: Number of distinct values of the column.
 
         Raises:
-            BadInputError: The file is damaged: values that are not there.
+            BadInputError: The file is damaged: a code or an offset is out of range.
         """
         if self._has_lists(name):
             items = self._take_items(name, rows, num_distinct)
@@ -248,7 +248,7 @@ class StoredTable:
         counts = np.zeros(num_distinct, np.int64)
         arrays = self._array(name, "codes"), self._array(name, "missing")
         if not count_codes(*arrays, rows, counts):
-            raise self._damaged(name)
+            raise self._make_damaged_error(name)
         return counts
 
     def encode(
@@ -259,24 +259,25 @@ class StoredTable:
         bounds: tuple[int, int, int],
         tally: np.ndarray,
     ) -> np.ndarray | Jagged:
-        """Return the ids of a categorical column at some rows: int32 [n], or lists of them.
+        """Return the ids of a categorical column at the given rows: int32 [n], or lists of int32.
 
         Args:
             name: The name of the column.
             rows: See :meth:`take`.
             ids_by_code: The ids of the distinct values, int32 [distinct].
-            bounds: The id of a missing value, the first id of values out of vocabulary, and the
-                first one of the vocabulary.
-            tally: int64 [2]; rows where the column is missing, and ids out of vocabulary are added.
+            bounds: The id of a missing value, the first out-of-vocabulary id, and the first id of
+                the vocabulary.
+            tally: int64 [2], to which the numbers of rows where the column is missing and of
+                out-of-vocabulary ids are added.
 
         Raises:
-            BadInputError: The file is damaged: values that are not there.
+            BadInputError: The file is damaged: a code or an offset is out of range.
         """
         if not self._has_lists(name):
             ids = np.empty(len(rows), np.int32)
             arrays = self._array(name, "codes"), self._array(name, "missing")
             if not encode_codes(*arrays, rows, ids_by_code, bounds, ids, tally):
-                raise self._damaged(name)
+                raise self._make_damaged_error(name)
             return ids
         items = self._take_items(name, rows, len(ids_by_code))
         assert items.offsets is not None
@@ -287,17 +288,17 @@ class StoredTable:
         return Jagged(items.offsets, ids)
 
     def _take_items(self, name: str, rows: np.ndarray, num_distinct: int) -> TableCodes:
-        """Return the codes of the items of lists at some rows, all less than ``num_distinct``.
+        """Return the codes of a list column at the given rows, all less than ``num_distinct``.
 
         Raises:
-            BadInputError: The file is damaged: values that are not there.
+            BadInputError: The file is damaged: a code or an offset is out of range.
         """
         codes = self.take_codes(name, rows)
         if len(codes.values):
             lowest = codes.values.min()
             highest = codes.values.max()
             if lowest < 0 or highest >= num_distinct:
-                raise self._damaged(name)
+                raise self._make_damaged_error(name)
         return codes
 
     def _has_lists(self, name: str) -> bool:
@@ -310,17 +311,17 @@ class StoredTable:
     def _take_numbers(
         self, name: str, kind: str, rows: np.ndarray, missing: np.ndarray
     ) -> np.ndarray:
-        """Return the numbers of an array at some indices, 0 where they are missing."""
+        """Return the values of an array at the given indices, 0 where ``missing`` is True."""
         values = self._array(name, kind)
         taken = np.zeros(len(rows), values.dtype)
         if not take_numbers(values, rows, missing, taken):
-            raise self._damaged(name)
+            raise self._make_damaged_error(name)
         return taken
 
     def _expand_lists(
         self, name: str, rows: np.ndarray, missing: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the offsets, int64 [n + 1], of lists at some rows, and the indices of their items.
+        """Return the lists at the given rows: offsets, int64 [n + 1], and the indices of the items.
 
         Raises:
             BadInputError: The file is damaged.
@@ -329,14 +330,14 @@ class StoredTable:
         ends = np.empty(len(rows), np.int64)
         lengths = np.empty(len(rows), np.int64)
         if not measure_values(self._array(name, "lists"), num_items, rows, missing, ends, lengths):
-            raise self._damaged(name)
+            raise self._make_damaged_error(name)
         offsets = to_offsets(lengths)
         return offsets, np.arange(offsets[-1]) + np.repeat(ends - offsets[1:], lengths)
 
     def _take_distinct(
         self, name: str, codes: np.ndarray, missing: np.ndarray
     ) -> np.ndarray | pa.StringArray:
-        """Return the values of some codes, 0 or "" where they are missing."""
+        """Return the values of codes, 0 or "" where ``missing`` is True."""
         if f"{name}.texts.npy" not in self._arrays:
             return self._take_numbers(name, "values", codes, missing)
         data = self._array(name, "values")
@@ -344,7 +345,7 @@ class StoredTable:
         ends = np.empty(len(codes), np.int64)
         lengths = np.empty(len(codes), np.int64)
         if not measure_values(texts, len(data), codes, missing, ends, lengths):
-            raise self._damaged(name)
+            raise self._make_damaged_error(name)
         total = int(lengths.sum())
         if total > np.iinfo(np.int32).max:
             raise BadInputError(
@@ -356,7 +357,7 @@ class StoredTable:
         copy_texts(data, ends - lengths, offsets, taken)
         return string_array(offsets, taken)
 
-    def _damaged(self, name: str) -> BadInputError:
+    def _make_damaged_error(self, name: str) -> BadInputError:
         return BadInputError(
-            f"{self._directory}: damaged: column {name} has values that are not there", COPY_AGAIN
+            f"{self._directory}: damaged: column {name} has an index out of range", COPY_AGAIN
         )

@@ -1,7 +1,7 @@
-"""Join the columns of tables to rows: what is known of the key of each row.
+"""Join the columns of tables to rows, by the keys of the rows.
 
-The tables are opened by the ETL, which counts and encodes the columns as if the log held them, and
-with a saved workflow, where rows to score take what the last day of the ETL knew.
+The ETL opens the tables to count and encode their columns as if they were columns of the log. With
+a saved workflow, rows to score take the values known on the last day of the ETL.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import NO_TIME, RawRows, get_bit, get_word
 from nvt_torchrec.formats.table_files import DIRECTORY, list_table_files
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
-from nvt_torchrec.workflows.event_groups import cut_times
+from nvt_torchrec.workflows.event_groups import find_cuts
 from nvt_torchrec.workflows.stored_table import COPY_AGAIN, StoredTable
 
 
 class StoredTables:
-    """The tables of a spec, opened. Thread-safe.
+    """The open tables of a spec. Thread-safe.
 
     Args:
-        directory: The directory of the tables' directories.
+        directory: The directory that contains a directory for each table.
         spec: The columns.
 
     Attributes:
-        by_name: The tables that columns are joined from.
+        by_name: The tables that columns are joined from, by name.
 
     Raises:
         BadInputError: A file is missing or damaged.
@@ -42,13 +42,11 @@ class StoredTables:
         }
 
     @classmethod
-    def open_beside(
-        cls, description: WorkflowDescription, *, verify: bool = False
-    ) -> StoredTables | None:
-        """Open the tables beside a saved workflow; None for a spec without.
+    def open(cls, description: WorkflowDescription, *, verify: bool = False) -> StoredTables | None:
+        """Open the tables of a saved workflow; None for a spec without tables.
 
         Args:
-            description: Of the workflow; it lists the files.
+            description: The workflow's description, which lists the files.
             verify: Read the files, and compare their digests.
 
         Raises:
@@ -66,16 +64,16 @@ class StoredTables:
     def look_up(
         self, rows: RawRows, spec: FeatureSpec, categories: Collection[str] = ()
     ) -> RawRows:
-        """Return rows with the rows of the tables that have their keys, and what is taken of them.
+        """Find the rows of the tables by the rows' keys, and return the rows with their columns.
 
-        These are the dense columns, the numbers of vectors, and where columns are missing.
-        Categories stay empty: :meth:`.StoredTable.count_values` and :meth:`.StoredTable.encode`
-        take them of the rows that were found, without the values themselves.
+        Dense columns, numbers of vectors and the masks of missing values are filled. Categorical
+        columns stay empty: :meth:`.StoredTable.count_values` and :meth:`.StoredTable.encode` work
+        on ``table_rows`` and need no values.
 
         Args:
             rows: The rows, with the hashes of their keys.
-            spec: By which they were read: all tables are among those that were opened.
-            categories: Categorical columns that are taken nevertheless.
+            spec: The spec by which they were read; all of its tables must be open.
+            categories: Categorical columns whose values are filled nevertheless.
 
         Raises:
             BadInputError: A file is damaged, or was written to since it was opened.
@@ -114,7 +112,7 @@ class StoredTables:
             vector_rows = np.empty((len(spec.vectors), len(rows)), np.int32)
             for v, vector in enumerate(spec.vectors):
                 table = self.by_name[vector.table]
-                vector_rows[v] = table.take_vectors(vector.name, rows_by_table[vector.table])
+                vector_rows[v] = table.take_vector_numbers(vector.name, rows_by_table[vector.table])
         return dataclasses.replace(
             rows,
             dense=dense,
@@ -137,14 +135,17 @@ class StoredTables:
     def look_up_all(
         self, pieces: Iterable[RawRows], spec: FeatureSpec, categories: Collection[str] = ()
     ) -> Iterator[RawRows]:
-        """Yield pieces of rows with the rows of the tables; see :meth:`look_up`."""
+        """Yield each piece as returned by :meth:`look_up`."""
         for rows in pieces:
             yield self.look_up(rows, spec, categories)
 
     def _find_cuts(self, rows: RawRows, spec: FeatureSpec) -> np.ndarray | None:
-        """Return the time before which versions count for each row, int64 [n]; None without."""
+        """Return the time before which versions count for each row, int64 [n].
+
+        None if the rows have no times.
+        """
         if rows.join_times is None:
             return None
-        cuts = cut_times(spec, rows.join_times) if spec.events else rows.join_times
-        # A row without a time takes what is known last.
+        cuts = find_cuts(spec, rows.join_times) if spec.events else rows.join_times
+        # A row without a time takes the newest version.
         return np.where(rows.join_times == NO_TIME, np.iinfo(np.int64).max, cuts)

@@ -1,4 +1,8 @@
-"""Compiled loops of tables: find keys, and take values at rows."""
+"""Compiled loops over tables: find the rows of keys, and read values at rows.
+
+Arrays that come from files may be damaged. Loops that use their values as indices check them, and
+return False if one is out of range.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +10,26 @@ import numpy as np
 
 from nvt_torchrec.base.kernels import compiled
 
-#: Indices have no sign where they are searched: Numba compares others with 0, to count negative
-#: ones from the end, and that takes half of the time of a search.
+#: Searches use unsigned indices. Numba compares signed ones with 0, as negative ones count from the
+#: end, and that would double the time of a search.
 _ONE = np.uint64(1)
 
 
 def make_buckets(sorted_keys: np.ndarray, bucket_rows: int) -> tuple[np.ndarray, int]:
     """Divide sorted keys into buckets by their highest bits.
 
-    Keys are hashes, and so spread evenly. A search in a bucket reads one or two lines of the cache,
-    and one in all keys about as many as it has steps.
+    Keys are hashes, and so spread evenly. A search in a bucket reads one or two cache lines; a
+    search in all keys would read one in almost every step.
 
     Args:
-        sorted_keys: int64 [rows], rising.
+        sorted_keys: int64 [rows], ascending.
         bucket_rows: About how many rows a bucket has.
 
     Returns:
-        The bounds of the buckets, int64 [buckets + 1], rows; and the shift, see
+        The row at which each bucket begins, and the end, int64 [buckets + 1]; and the shift for
         :func:`find_bucket`.
     """
-    num_buckets, shift = shift_to_buckets(len(sorted_keys), bucket_rows)
+    num_buckets, shift = choose_buckets(len(sorted_keys), bucket_rows)
     lowest = np.arange(-num_buckets // 2, num_buckets // 2, dtype=np.int64) << shift
     bounds = np.empty(num_buckets + 1, np.int64)
     bounds[:-1] = np.searchsorted(sorted_keys, lowest)
@@ -33,11 +37,11 @@ def make_buckets(sorted_keys: np.ndarray, bucket_rows: int) -> tuple[np.ndarray,
     return bounds, shift
 
 
-def shift_to_buckets(num_rows: int, bucket_rows: int) -> tuple[int, int]:
-    """Return how many buckets some rows are divided into, and the shift of :func:`find_bucket`.
+def choose_buckets(num_rows: int, bucket_rows: int) -> tuple[int, int]:
+    """Return the number of buckets for a number of rows, and the shift for :func:`find_bucket`.
 
     Args:
-        num_rows: How many rows there are.
+        num_rows: Number of rows.
         bucket_rows: About how many rows a bucket has.
     """
     bits = max(1, (num_rows // bucket_rows).bit_length())
@@ -46,7 +50,7 @@ def shift_to_buckets(num_rows: int, bucket_rows: int) -> tuple[int, int]:
 
 @compiled()
 def find_bucket(key, shift):
-    """Return the bucket of a key: its highest bits, of which the lowest number has bucket 0."""
+    """Return the bucket of a key: its highest bits, shifted so that the lowest key has bucket 0."""
     return np.uint64((key >> shift) + (1 << (63 - shift)))
 
 
@@ -55,13 +59,12 @@ def find_rows(sorted_keys, bounds, shift, keys):
     """Find keys by binary search in their buckets; 0 stands for a missing key.
 
     Args:
-        sorted_keys: int64 [rows], rising.
-        bounds: int64 [buckets + 1], see :func:`find_bucket`.
-        shift: See :func:`find_bucket`.
+        sorted_keys: int64 [rows], ascending.
+        bounds, shift: See :func:`make_buckets`.
         keys: int64 [n].
 
     Returns:
-        int64 [n], the row of each key; -1 for none.
+        int64 [n], the row of each key; -1 if the key is missing or not found.
     """
     found = np.empty(len(keys), np.int64)
     for i in range(len(keys)):
@@ -86,17 +89,18 @@ def find_versions(sorted_keys, starts, bounds, shift, keys, cuts):
 
     Args:
         sorted_keys, bounds, shift, keys: See :func:`find_rows`.
-        starts: int64 [rows], the time from which each row counts; rising for each key.
-        cuts: int64 [n], the time of each key.
+        starts: int64 [rows], the time from which each row counts, ascending within a key.
+        cuts: int64 [n], the time for each key.
 
     Returns:
-        int64 [n], the row of each key; -1 for none.
+        int64 [n], the row of each key; -1 if the key is missing or has no such version.
     """
     found = np.empty(len(keys), np.int64)
     for i in range(len(keys)):
-        key, cut = keys[i], cuts[i]
+        key = keys[i]
+        cut = cuts[i]
         bucket = find_bucket(key, shift)
-        # Ends after all versions of the key that began before the cut.
+        # Find the end of the versions of the key that began before the cut.
         low = np.uint64(bounds[bucket])
         high = np.uint64(bounds[bucket + _ONE])
         while low < high:
@@ -113,7 +117,7 @@ def find_versions(sorted_keys, starts, bounds, shift, keys, cuts):
 
 @compiled()
 def take_missing(missing, rows):
-    """Return whether each row is none, or has no value."""
+    """Return the mask of rows that are -1 (no row) or have no value, bool [n]."""
     taken = np.empty(len(rows), np.bool_)
     for i in range(len(rows)):
         taken[i] = rows[i] < 0 or missing[rows[i]] != 0
@@ -122,11 +126,11 @@ def take_missing(missing, rows):
 
 @compiled()
 def mark_missing(missing, rows, words, bit):
-    """Set a bit of the words of those rows that are none, or have no value.
+    """Set a bit of the word of each row that is -1 (no row) or has no value.
 
     Args:
         missing: uint8 [rows of the table], 1 for no value.
-        rows: int64 [n], rows of the table; -1 for none.
+        rows: int64 [n], rows of the table; -1 for no row.
         words: uint64 [n].
         bit: uint64, the position of the bit.
     """
@@ -137,13 +141,13 @@ def mark_missing(missing, rows, words, bit):
 
 @compiled()
 def take_present(values, missing, rows, taken):
-    """Write the number of each row, 0 for a row that is none or has no value.
+    """Write the value of each row, 0 for a row that is -1 (no row) or has no value.
 
     Args:
         values: [rows of the table].
         missing: uint8 [rows of the table], 1 for no value.
-        rows: int64 [n], rows of the table; -1 for none.
-        taken: [n].
+        rows: int64 [n], rows of the table; -1 for no row.
+        taken: [n], the result.
     """
     for i in range(len(rows)):
         row = rows[i]
@@ -152,12 +156,12 @@ def take_present(values, missing, rows, taken):
 
 @compiled()
 def count_codes(codes, missing, rows, counts):
-    """Count the codes of rows; return whether all codes are there.
+    """Count the codes of rows; return False if a code is out of range.
 
     Args:
-        codes: int32 [rows of the table]; they are those of a file, and thus anything.
+        codes: int32 [rows of the table], not trusted.
         missing: uint8 [rows of the table], 1 for no value.
-        rows: int64 [n], rows of the table; -1 for none.
+        rows: int64 [n], rows of the table; -1 for no row.
         counts: int64 [codes], to which 1 is added for each row that has a value.
     """
     for i in range(len(rows)):
@@ -173,15 +177,15 @@ def count_codes(codes, missing, rows, counts):
 
 @compiled()
 def encode_codes(codes, missing, rows, ids_by_code, bounds, ids, tally):
-    """Write the id of each row's value; return whether all codes are there.
+    """Write the id of each row's value; return False if a code is out of range.
 
     Args:
         codes, missing, rows: See :func:`count_codes`.
         ids_by_code: int32 [codes], the ids of the distinct values.
-        bounds: The id of no value, the first one of values out of vocabulary, and the first one of
-            the vocabulary.
-        ids: int32 [n].
-        tally: int64 [2], to which the rows without a value and those out of vocabulary are added.
+        bounds: The id of a missing value, the first out-of-vocabulary id, and the first id of the
+            vocabulary.
+        ids: int32 [n], the result.
+        tally: int64 [2], to which the numbers of missing and of out-of-vocabulary values are added.
     """
     null_id, first_oov, first_known = bounds
     num_null = 0
@@ -204,9 +208,13 @@ def encode_codes(codes, missing, rows, ids_by_code, bounds, ids, tally):
 
 @compiled()
 def take_numbers(values, rows, missing, taken):
-    """Write the number at each row, unless it is missing; return whether all are there.
+    """Write the value at each row, unless it is missing; return False if a row is out of range.
 
-    The rows may be codes of a file, and thus anything.
+    Args:
+        values: The array that is read.
+        rows: Integers [n], indices into ``values``, not trusted.
+        missing: bool [n]; these rows are skipped.
+        taken: [n], the result.
     """
     for i in range(len(rows)):
         if missing[i]:
@@ -219,27 +227,41 @@ def take_numbers(values, rows, missing, taken):
 
 @compiled()
 def measure_values(offsets, size, rows, missing, ends, lengths):
-    """Write the end and the length of the values of each row; return whether all are there.
+    """Write the end and the length of each row's list; return False if one is out of range.
 
-    Offsets and rows may be those of a file, and thus anything: no value may lie outside of
-    ``size``.
+    Args:
+        offsets: int64, where each list begins, and the end of the last one; not trusted.
+        size: The number of items that exist; no list may end beyond it.
+        rows: Integers [n], indices of lists, not trusted.
+        missing: bool [n]; these rows get an empty list.
+        ends: int64 [n], the result.
+        lengths: int64 [n], the result.
     """
     for i in range(len(rows)):
         if missing[i]:
-            ends[i] = lengths[i] = 0
+            ends[i] = 0
+            lengths[i] = 0
             continue
         if rows[i] < 0 or rows[i] + 1 >= len(offsets):
             return False
         begin, end = offsets[rows[i]], offsets[rows[i] + 1]
         if begin < 0 or end < begin or end > size:
             return False
-        ends[i], lengths[i] = end, end - begin
+        ends[i] = end
+        lengths[i] = end - begin
     return True
 
 
 @compiled()
 def copy_texts(data, begins, offsets, taken):
-    """Copy the bytes of texts, which begin in ``data`` and are measured, one after the other."""
+    """Concatenate strings into ``taken``.
+
+    Args:
+        data: uint8, the bytes of all strings.
+        begins: int64 [n], where each string begins in ``data``.
+        offsets: int32 [n + 1], where each string begins in ``taken``, and the end.
+        taken: uint8, the result.
+    """
     for i in range(len(begins)):
         length = offsets[i + 1] - offsets[i]
         taken[offsets[i] : offsets[i + 1]] = data[begins[i] : begins[i] + length]

@@ -1,4 +1,4 @@
-"""The vectors beside a saved workflow: opened with it, and gathered for rows to score.
+"""The vectors of a saved workflow: open them, and gather those of rows to score.
 
 :mod:`formats.vectors` describes the files.
 """
@@ -23,10 +23,10 @@ from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 
 def open_vectors(description: WorkflowDescription, *, verify: bool) -> VectorStores | None:
-    """Open the vectors beside a saved workflow; None for a spec without.
+    """Open the vectors of a saved workflow; None for a spec without vectors.
 
     Args:
-        description: Of the workflow; it lists the files.
+        description: The workflow's description, which lists the files.
         verify: Read the files, and compare their digests.
 
     Raises:
@@ -37,8 +37,8 @@ def open_vectors(description: WorkflowDescription, *, verify: bool) -> VectorSto
     files = select_vectors(description.files)
     if files and not (description.path / IN_WORKFLOW).is_dir():
         raise BadInputError(
-            f"{description.path / IN_WORKFLOW}: missing; the bundle of a model without vectors has "
-            "none",
+            f"{description.path / IN_WORKFLOW}: missing; a bundle of a model without vectors does "
+            "not contain it",
             "pass OUT/workflow, from which the bundle was made; or copy the directory again",
         )
     check_sizes(description.path, files, COPY_AGAIN)
@@ -51,7 +51,7 @@ def open_vectors(description: WorkflowDescription, *, verify: bool) -> VectorSto
         listed = list_vector_files(store.vectors.name, files)
         if len(store.parts) != len(listed):
             raise BadInputError(
-                f"{store.root}: {len(store.parts)} parts, where the workflow lists {len(listed)}",
+                f"{store.root}: {len(store.parts)} parts, but the workflow lists {len(listed)}",
                 COPY_AGAIN,
             )
     return stores
@@ -60,19 +60,19 @@ def open_vectors(description: WorkflowDescription, *, verify: bool) -> VectorSto
 def gather_vectors(
     stores: VectorStores, numbers: np.ndarray, given: Mapping[str, GivenVectors]
 ) -> np.ndarray:
-    """Return ``dense_vectors`` of rows: those that they hold, else those that are stored.
+    """Return ``dense_vectors`` of rows: vectors that rows bring themselves, else the stored ones.
 
     Args:
-        stores: The vectors.
+        stores: The stored vectors.
         numbers: int32 [vectors, n], the number of each row's vector; -1 for none.
-        given: By name, those that rows hold.
+        given: The vectors that rows bring, by name.
 
     Returns:
-        Float32 [n, sum of (width + 1)], see :mod:`formats.vectors`.
+        float32 [n, sum of (width + 1)], see :mod:`formats.vectors`.
 
     Raises:
         BadInputError: A file was written to since it was opened.
-        SchemaError: It is damaged: a number is outside, or a value is not finite.
+        SchemaError: A file is damaged: a number is out of range, or a value is not finite.
     """
     stores.check()
     taken = stores.take(numbers)

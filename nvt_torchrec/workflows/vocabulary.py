@@ -1,7 +1,7 @@
-"""Vocabularies: arrays of distinct categories, which of them get an id, and reading a saved one.
+"""Vocabularies: arrays of distinct values, the policy that gives them ids, and reading saved ones.
 
-:func:`apply_policy` gives what NVTabular's Categorify gives for the same counts, with ties always
-ordered by value. Needs NumPy and pyarrow only.
+:func:`apply_policy` has the same result as NVTabular's Categorify for the same counts, except that
+ties are always ordered by value. This module needs only NumPy and pyarrow.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from nvt_torchrec.formats.workflow_description import WorkflowDescription
 Values: TypeAlias = np.ndarray | pa.StringArray
 
 
-def empty_values(raw: str) -> Values:
-    """Return no values of a raw type."""
+def make_empty_values(raw: str) -> Values:
+    """Return an empty array of values of a raw type."""
     return strings([]) if RAW_TYPES[raw].is_text else np.empty(0, np.int64)
 
 
@@ -33,7 +33,7 @@ def is_text(values: Values) -> bool:
     return isinstance(values, pa.Array)
 
 
-def arrow_values(values: Values) -> pa.Array:
+def to_arrow_array(values: Values) -> pa.Array:
     """Return values as an Arrow array of int64 or string."""
     return values if isinstance(values, pa.Array) else to_arrow(values)
 
@@ -47,7 +47,7 @@ def concatenate(parts: Sequence[Values], column: str) -> Values:
     """Join values of one raw type.
 
     Raises:
-        SettingsError: They are strings of more than 2 GiB, of the column that is named.
+        SettingsError: They are strings of more than 2 GiB in all; the message names ``column``.
     """
     if not is_text(parts[0]):
         return np.concatenate(parts)
@@ -55,7 +55,7 @@ def concatenate(parts: Sequence[Values], column: str) -> Values:
         return pa.concat_arrays(parts)
     except pa.ArrowInvalid:
         raise SettingsError(
-            f"column {column}: {sum(map(len, parts))} different strings of more than 2 GiB in all",
+            f"column {column}: {sum(map(len, parts))} distinct strings have more than 2 GiB in all",
             "set hash_buckets for this column in the spec, and fit again",
         ) from None
 
@@ -69,8 +69,8 @@ def order_by_value(values: Values) -> np.ndarray:
     return to_numpy(pc.array_sort_indices(values)).astype(np.int64)
 
 
-def unequal(first: Values, second: Values) -> np.ndarray:
-    """Return where values of the same number differ: bool [n]."""
+def find_unequal(first: Values, second: Values) -> np.ndarray:
+    """Compare two arrays of the same length: bool [n], True where the values differ."""
     if not is_text(first):
         return first != second
     import pyarrow.compute as pc
@@ -80,23 +80,23 @@ def unequal(first: Values, second: Values) -> np.ndarray:
 
 #: Keys of :attr:`FittedVocabulary.observed`.
 OBSERVED = ("null", "oov", "unique")
-#: The most values of a vocabulary that may wait for an id. On disk each takes 16 bytes, or 12 and
-#: its text.
+#: The maximum number of values of a vocabulary that may wait for an id. On disk, an integer takes
+#: 16 bytes, a string its length and 12 bytes.
 PENDING_LIMIT = 8_000_000
 
 
 @dataclasses.dataclass(frozen=True)
 class FittedVocabulary:
-    """The values with the ids ``column.reserved_ids``, + 1, … in this order.
+    """The values that have the ids ``column.reserved_ids``, ``column.reserved_ids`` + 1, …
 
     Attributes:
-        values: int64 [n] or ``pa.StringArray`` [n] without nulls; in generation 0 by falling count,
-            ties by value (numbers by size, strings by their UTF-8 bytes). What a later generation
-            adds follows behind, in the same order.
+        values: int64 [n] or ``pa.StringArray`` [n] without nulls, in the order of the ids. In
+            generation 0 they are ordered by falling count, ties by value (numbers by size, strings
+            by their UTF-8 bytes). Each later generation appends its values in the same order.
         counts: int64 [n], number of occurrences of each value in the days counted.
-        observed: Rows of the days counted (for lists: ids) that were ``null``, ``oov`` (without an
-            id of their own) and ``unique`` (in the vocabulary). Missing lists have no ids and are
-            not counted. All 0 for a hashed column, whose values are not counted.
+        observed: Number of rows (for lists: of items) in the days counted that were ``null``,
+            ``oov`` (not in the vocabulary) and ``unique`` (in the vocabulary). Missing lists have
+            no items and are not counted. All 0 for a hashed column, whose values are not counted.
     """
 
     values: Values
@@ -128,7 +128,7 @@ class PendingValues:
 
 
 def has_pending(column: CategoricalColumn) -> bool:
-    """Return whether values of a column may have no id: those too rare, or above the cap."""
+    """Return whether values of a column may wait for an id: too rare, or above the table's cap."""
     return column.freq_threshold > 1 or column.max_table_size > 0
 
 
@@ -138,8 +138,8 @@ def fit_vocabulary(
     """Apply a column's policy to the counts of its values.
 
     ``freq_threshold`` drops values that occurred less often. ``max_table_size`` keeps the most
-    frequent values, as many as the table has rows without the reserved ones. Columns that share a
-    vocabulary share a policy: pass any of the columns, with the counts over all of them.
+    frequent values, as many as the table has rows besides the reserved ones. Columns that share a
+    vocabulary share a policy: pass any of these columns, and counts over all of them.
 
     Args:
         values: Distinct values, in any order: int64 [n] or a string array without nulls.
@@ -153,9 +153,9 @@ def fit_vocabulary(
 def apply_policy(
     values: Values, counts: np.ndarray, column: CategoricalColumn, nulls: int
 ) -> tuple[FittedVocabulary, PendingValues]:
-    """Return what :func:`fit_vocabulary` returns, and the values that got no id.
+    """Apply a column's policy like :func:`fit_vocabulary`, and also return the values without id.
 
-    Of these, :data:`PENDING_LIMIT` are kept: those that occurred most often, ties by value.
+    At most :data:`PENDING_LIMIT` values without id are returned, the most frequent ones.
     """
     if column.hash_buckets:
         nothing = np.empty(0, np.int64)
@@ -167,21 +167,25 @@ def apply_policy(
     min_count = column.freq_threshold
     if column.max_table_size:
         num_kept = min(num_kept, column.max_table_size - column.reserved_ids)
-        # Rarer values than the last one that is kept need not be sorted, which takes longest.
+        # Sorting takes longest, so values rarer than the last one kept are set aside before.
         if num_kept:
             min_count = int(np.partition(counts, -num_kept)[-num_kept])
         else:
             min_count = int(counts.max(initial=0)) + 1
-    rare_values, rare_counts = values[:0], counts[:0]
+    rare_values = values[:0]
+    rare_counts = counts[:0]
     if min_count > 1:
         is_rare = counts < min_count
         if is_rare.any():
-            rare_values, rare_counts = take(values, np.flatnonzero(is_rare)), counts[is_rare]
-            values, counts = take(values, np.flatnonzero(~is_rare)), counts[~is_rare]
+            rare_values = take(values, np.flatnonzero(is_rare))
+            rare_counts = counts[is_rare]
+            values = take(values, np.flatnonzero(~is_rare))
+            counts = counts[~is_rare]
     values, counts = _sort_by_count(values, counts)
     rare_values = concatenate([rare_values, values[num_kept:]], column.name)
     rare_counts = np.concatenate([rare_counts, counts[num_kept:]])
-    values, counts = values[:num_kept], counts[:num_kept]
+    values = values[:num_kept]
+    counts = counts[:num_kept]
     unique = int(counts.sum())
     observed = {"null": int(nulls), "oov": total - unique, "unique": unique}
     pending = PendingValues(rare_values, rare_counts).take(order_by_value(rare_values))
@@ -189,9 +193,9 @@ def apply_policy(
 
 
 def keep_pending(pending: PendingValues) -> PendingValues:
-    """Return the pending values with the highest counts, :data:`PENDING_LIMIT` at most.
+    """Return the pending values with the highest counts, at most :data:`PENDING_LIMIT`.
 
-    The order stays. Of equal counts, the values that come first are kept.
+    The order does not change. Among equal counts, the values that come first are kept.
     """
     if len(pending) <= PENDING_LIMIT:
         return pending
@@ -209,12 +213,14 @@ def _sort_by_count(values: Values, counts: np.ndarray) -> tuple[Values, np.ndarr
         table = pa.table({"count": to_arrow(counts), "value": values})
         order = pc.sort_indices(table, [("count", "descending"), ("value", "ascending")])
         return values.take(order), counts[to_numpy(order)]
-    min_value, max_count = int(values.min()), int(counts.max())
+    min_value = int(values.min())
+    max_count = int(counts.max())
     value_bits = (int(values.max()) - min_value).bit_length()
     if value_bits + max_count.bit_length() > 64:
         order = np.lexsort((values, -counts))
         return values[order], counts[order]
-    # One key contains both: sorting 64-bit integers is many times faster than two indirect sorts.
+    # One 64-bit key holds the inverted count (high bits) and the value (low bits): sorting integers
+    # is many times faster than np.lexsort, which sorts indices twice.
     keys = (max_count - counts).astype(np.uint64) << np.uint64(value_bits)
     keys |= (values - min_value).astype(np.uint64)
     keys.sort()

@@ -16,27 +16,27 @@ from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows, is_missin
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Of labels and weights, which are never missing.
+#: The mask of labels and weights, which are never missing.
 _NOT_MISSING = np.zeros(0, bool)
 
 
 def to_frame(rows: RawRows, spec: FeatureSpec, *, gpu: bool = False) -> pd.DataFrame:
     """Return a frame of the raw columns, named and ordered as in the spec.
 
-    pandas: labels and weight are float32. Numbers are float64, NaN where missing: all values that a
-    spec admits are exact in it, and NVTabular's pandas code does not support nullable integers.
-    Strings are object, None where missing. A list is an array (int64 or object) in each row, empty
-    where missing.
+    pandas: labels and weight are float32. Numbers are float64, NaN where missing; all values that a
+    spec allows are exact in it, and NVTabular's pandas code does not support nullable integers.
+    Strings are object, None where missing. A list column has an array (int64 or object) in each
+    row, empty where missing.
 
     cuDF: labels and weight are float32. Integers are int64, floats float64, strings str, lists of
-    int64 or strings; missing values are null, missing lists empty.
+    int64 or str; missing values are null, missing lists are empty.
 
     Args:
-        rows: Parsed rows; without labels the frame has no columns of labels and weight.
+        rows: Parsed rows. If they have no labels, the frame has no labels and no weight.
         spec: The columns.
         gpu: Return a ``cudf.DataFrame`` on the current device.
     """
-    unchanged = dict(zip(spec.labels, rows.labels, strict=False))  # none of rows without labels
+    unchanged = dict(zip(spec.labels, rows.labels, strict=False))  # rows.labels may be empty
     if rows.weight is not None:
         unchanged[spec.weight] = rows.weight
     features: Features = {name: (values, _NOT_MISSING) for name, values in unchanged.items()}
@@ -48,11 +48,11 @@ def to_frame(rows: RawRows, spec: FeatureSpec, *, gpu: bool = False) -> pd.DataF
 
 
 def features_to_frame(features: Features, unchanged: Collection[str], *, gpu: bool) -> pd.DataFrame:
-    """Return a frame as :func:`to_frame` does, of columns that were read one by one.
+    """Return the frame of :func:`to_frame` for columns that were read one by one.
 
     Args:
         features: See :func:`clicklog.in_memory.frames.read_features`.
-        unchanged: The labels and the weight among them.
+        unchanged: The names of labels and weight.
         gpu: Return a ``cudf.DataFrame`` on the current device.
     """
     convert = _to_arrow if gpu else _to_pandas
@@ -94,7 +94,7 @@ def _to_objects(jagged: Jagged) -> np.ndarray:
         values = values.astype(np.int64, copy=False)
     column = np.empty(len(jagged), object)
     offsets = jagged.offsets.tolist()
-    for i in range(len(column)):  # one by one: NumPy would stack arrays of equal lengths
+    for i in range(len(column)):  # not at once: NumPy would stack arrays of equal lengths
         column[i] = values[offsets[i] : offsets[i + 1]]
     return column
 

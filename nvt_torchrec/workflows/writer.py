@@ -1,4 +1,4 @@
-"""Write a fitted workflow of any engine, without NVTabular.
+"""Write a fitted workflow to disk. All engines use it, so it does not need NVTabular.
 
 :mod:`formats.workflow_description` describes the layout. The same state gives the same bytes.
 """
@@ -41,10 +41,10 @@ from nvt_torchrec.formats.vocabularies import (
 )
 from nvt_torchrec.formats.workflow_description import GRAPH_FILE, METADATA_FILE, WorkflowDescription
 from nvt_torchrec.workflows.description import derive_graph
-from nvt_torchrec.workflows.nodes import vocabulary_directories
-from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues, arrow_values
+from nvt_torchrec.workflows.nodes import list_vocabulary_directories
+from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues, to_arrow_array
 
-#: Packages whose versions a workflow names, as they may have had a part in its values.
+#: Packages whose versions a workflow records, because its values may depend on them.
 _VERSIONED_PACKAGES = (
     "nvt-torchrec", "nvtabular", "merlin-core", "dask", "pandas", "cudf", "numpy", "pyarrow",
 )  # fmt: skip
@@ -55,12 +55,12 @@ class Fitted:
     """The result of fitting a spec on the training days.
 
     Attributes:
-        statistics: Per normalized dense column ``{"mean": float, "std": float}`` of the values
-            before normalization (after the logarithm, if there is one); std has n − 1 in its
-            denominator and is 0 for fewer than two rows.
-        vocabularies: By ``column.vocabulary_name``.
+        statistics: For each normalized dense column, ``{"mean": float, "std": float}`` of the
+            values before normalization (after the logarithm, if the transform has one); std has
+            n − 1 in its denominator and is 0 for fewer than two rows.
+        vocabularies: The vocabularies, by ``column.vocabulary_name``.
         pending: By vocabulary, the values that were seen and have no id; vocabularies without such
-            values may be left out. Not part of the saved workflow, see
+            values may be left out. They are not part of the saved workflow, see
             :mod:`workflows.extension_state`.
     """
 
@@ -91,11 +91,11 @@ def write_workflow(
         fitted: Their statistics and vocabularies.
         threads: Number of threads that write and compile vocabularies and compute digests; the
             bytes do not depend on it.
-        days: The days that were counted in this generation, increasing, and in none before.
-        ancestors: The generations before it.
+        days: The days that were counted in this generation and in no earlier one, ascending.
+        ancestors: The earlier generations.
         tables: The directory of the tables, whose files are linked; needed for a spec with tables.
-        known: Size and digest of files of vectors that the workflow before has: they never change,
-            and are not read again.
+        known: Size and digest of the files of vectors that the previous generation has. These files
+            never change, and are not read again.
 
     Raises:
         SchemaError: A vocabulary or a statistic is missing, or a statistic is not finite.
@@ -105,8 +105,8 @@ def write_workflow(
 
     path = Path(path)
     atomic.remove(path / METADATA_FILE)
-    statistics = _statistics(spec, fitted)
-    vocabularies = _vocabularies(spec, fitted)
+    statistics = _check_statistics(spec, fitted)
+    vocabularies = _describe_vocabularies(spec, fitted)
 
     def write_vocabulary(column: CategoricalColumn) -> dict[str, FileEntry]:
         described = vocabularies[column.name]
@@ -117,11 +117,11 @@ def write_workflow(
         waiting.extend(written)
         return entries
 
-    # All files are renamed to their names together, when each has been written.
+    # Files are written under temporary names, and renamed together once all are complete.
     with atomic.removed_on_error() as waiting:
         files: dict[str, FileEntry] = {}
         with ThreadPoolExecutor(threads) as pool:
-            digest = pool.submit(_digest, spec, statistics, fitted)
+            digest = pool.submit(_compute_digest, spec, statistics, fitted)
             first = [columns[0] for columns in spec.vocabularies.values()]
             for entries in pool.map(write_vocabulary, first):
                 files |= entries
@@ -131,13 +131,13 @@ def write_workflow(
             spec=spec,
             statistics=statistics,
             vocabularies=vocabularies,
-            versions=dict(_versions()),
+            versions=dict(_get_versions()),
             digest=digest.result(),
             files=files,
             lineage=(*ancestors, Generation(len(ancestors), digest.result(), days, values)),
         )
         with atomic.deferred() as others:
-            atomic.write_text(path / GRAPH_FILE, _graph_text(derive_graph(description)))
+            atomic.write_text(path / GRAPH_FILE, _format_graph(derive_graph(description)))
         atomic.publish([*others, *waiting])
     for rule in spec.joined_tables:
         assert tables is not None
@@ -162,7 +162,7 @@ def _list_vectors(path: Path) -> list[str]:
     return [str(file.relative_to(path)) for file in sorted((path / VECTORS).rglob(VALUES))]
 
 
-def _statistics(spec: FeatureSpec, fitted: Fitted) -> dict[str, dict[str, float]]:
+def _check_statistics(spec: FeatureSpec, fitted: Fitted) -> dict[str, dict[str, float]]:
     statistics = {}
     for name in spec.normalized_names:
         if name not in fitted.statistics:
@@ -177,25 +177,28 @@ def _statistics(spec: FeatureSpec, fitted: Fitted) -> dict[str, dict[str, float]
     return statistics
 
 
-def _vocabularies(spec: FeatureSpec, fitted: Fitted) -> dict[str, Vocabulary]:
+def _describe_vocabularies(spec: FeatureSpec, fitted: Fitted) -> dict[str, Vocabulary]:
     counted = {}
     for name, columns in spec.vocabularies.items():
         if name not in fitted.vocabularies:
             raise SchemaError(f"column {columns[0].name}: the workflow is not fitted")
         vocabulary = fitted.vocabularies[name]
         counted[name] = VocabularyCounts(len(vocabulary), vocabulary.observed)
-    return describe_vocabularies(spec, counted, vocabulary_directories(spec))
+    return describe_vocabularies(spec, counted, list_vocabulary_directories(spec))
 
 
 def _write_vocabulary(
     path: Path, described: Vocabulary, column: CategoricalColumn, fitted: FittedVocabulary
 ) -> dict[str, FileEntry]:
     """Write a vocabulary's two files; return their sizes and digests."""
-    name, first_id, count = described.name, column.reserved_ids, len(fitted)
-    # NVTabular reads ids as the index of pandas' frame.
+    name = described.name
+    first_id = column.reserved_ids
+    count = len(fitted)
+    # NVTabular reads the file as a pandas frame, and takes its index as the ids.
     index = {"kind": "range", "name": None, "start": first_id, "stop": first_id + count, "step": 1}
     pandas = {"index_columns": [index], "column_indexes": [], "columns": []}
-    values = pa.table({name: arrow_values(fitted.values), f"{name}_size": to_arrow(fitted.counts)})
+    counts = to_arrow(fitted.counts)
+    values = pa.table({name: to_arrow_array(fitted.values), f"{name}_size": counts})
     observed = fitted.observed
     numbers = {
         "offset": [PADDING_ID, NULL_ID, FIRST_OOV_ID, first_id],
@@ -221,18 +224,18 @@ def _write_table(table: pa.Table, file: Path) -> None:
     pq.write_table(table, file, compression="none", use_dictionary=False, write_page_checksum=True)
 
 
-def _graph_text(graph: dict[str, Any]) -> str:
-    """Format the graph, one line for each node: Python takes half a second to indent it."""
+def _format_graph(graph: dict[str, Any]) -> str:
+    """Format the graph with a line for each node; indenting it would take half a second."""
     records = ",\n".join(map(json.dumps, graph["nodes"]))
     head = {key: value for key, value in graph.items() if key != "nodes"}
     return f'{json.dumps(head)[:-1]}, "nodes": [\n{records}\n]}}\n'
 
 
-def _digest(spec: FeatureSpec, statistics: dict, fitted: Fitted) -> str:
+def _compute_digest(spec: FeatureSpec, statistics: dict, fitted: Fitted) -> str:
     columns = {key: value for key, value in spec.to_dict().items() if key not in ("input", "split")}
     digest = hashlib.sha256(json.dumps([columns, statistics], sort_keys=True).encode())
     for name in spec.vocabularies:
-        values = arrow_values(fitted.vocabularies[name].values)
+        values = to_arrow_array(fitted.vocabularies[name].values)
         digest.update(name.encode())
         if pa.types.is_string(values.type):
             offsets, data = string_parts(values)
@@ -244,12 +247,13 @@ def _digest(spec: FeatureSpec, statistics: dict, fitted: Fitted) -> str:
     return digest.hexdigest()
 
 
-@functools.cache  # it reads the metadata of each package
-def _versions() -> dict[str, str]:
+@functools.cache  # because reading the metadata of each package is slow
+def _get_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that fitted the workflow.
 
-    NVTabular's loader compares those of Python, nvtabular and pandas with its own. If they differ,
-    it prints that of nvtabular and then looks for a pickle, which is not there.
+    NVTabular's loader compares the versions of Python, nvtabular and pandas with its own. If they
+    differ, it prints the recorded version of nvtabular, and then fails to find a pickle. So that
+    version says how to open the workflow.
     """
     versions = {"python": sys.version}
     for name in _VERSIONED_PACKAGES:

@@ -130,7 +130,7 @@ def test_a_kernel_is_launched_on_the_current_stream(device: Device) -> None:
 
 
 def test_copies(device: Device) -> None:
-    host = device.pinned(4)
+    host = device.allocate_pinned(4)
     host[:] = [1, 2, 3, 4]
     array = device.upload(host)
     host[:] = 0

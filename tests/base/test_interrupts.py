@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nvt_torchrec.base.errors import BadInputError, exit_status
-from nvt_torchrec.base.interrupts import expected_end
+from nvt_torchrec.base.errors import BadInputError, run_main
+from nvt_torchrec.base.interrupts import classify_end
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = {
@@ -118,29 +118,29 @@ def test_a_full_disk_below_the_output(lines: int) -> None:
 
 
 def test_what_is_a_defect_stays_one() -> None:
-    assert expected_end(ValueError("x")) is None
-    assert expected_end(BrokenPipeError()) is None  # of another pipe: stdout is read
-    assert expected_end(ImportError("no module")) is None
-    assert expected_end(OSError(errno.ENOMEM, "x"))[0] == 2
-    long = expected_end(OSError(errno.ENAMETOOLONG, "File name too long", "xxx"))
+    assert classify_end(ValueError("x")) is None
+    assert classify_end(BrokenPipeError()) is None  # of another pipe: stdout is read
+    assert classify_end(ImportError("no module")) is None
+    assert classify_end(OSError(errno.ENOMEM, "x"))[0] == 2
+    long = classify_end(OSError(errno.ENAMETOOLONG, "File name too long", "xxx"))
     assert long == (2, "error: xxx: File name too long\n  -> give a shorter path")
     wrapped = RuntimeError("while loading")
     wrapped.__cause__ = MemoryError()
-    assert expected_end(wrapped)[0] == 2
+    assert classify_end(wrapped)[0] == 2
     meanwhile = KeyError("a defect")
     meanwhile.__context__ = MemoryError()
-    assert expected_end(meanwhile) is None
+    assert classify_end(meanwhile) is None
     circle = ValueError("from itself")
     circle.__cause__ = circle
-    assert expected_end(circle) is None
+    assert classify_end(circle) is None
     told: list[str] = []
-    assert exit_status(lambda: 3, told.append) == 3
+    assert run_main(lambda: 3, told.append) == 3
     assert told == []
 
     def bad() -> None:
         raise BadInputError("what", "remedy")
 
-    assert exit_status(bad, told.append) == 2
+    assert run_main(bad, told.append) == 2
     assert told == ["error: what\n  -> remedy"]
     with pytest.raises(ZeroDivisionError):
-        exit_status(lambda: 1 // 0, told.append)
+        run_main(lambda: 1 // 0, told.append)

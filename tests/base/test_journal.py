@@ -27,11 +27,11 @@ def test_a_unit_that_is_done_again_takes_no_record_of_another(tmp_path: Path) ->
     """Units that were finished together have one file; redoing the first leaves the others."""
     journal = Journal(tmp_path)
     journal.add({"a": {"rows": "damaged"}, "b": {"rows": 2}})
-    assert journal.finished(_Record) == {"b": _Record(2)}
+    assert journal.read_finished(_Record) == {"b": _Record(2)}
     journal.add({"a": {"rows": 1}})
-    assert Journal(tmp_path).finished(_Record) == {"a": _Record(1), "b": _Record(2)}
+    assert Journal(tmp_path).read_finished(_Record) == {"a": _Record(1), "b": _Record(2)}
     journal.add({"a": {"rows": 5}})
-    assert journal.finished(_Record)["a"] == _Record(5)
+    assert journal.read_finished(_Record)["a"] == _Record(5)
 
 
 def test_damaged_records_are_units_that_are_not_finished(tmp_path: Path) -> None:
@@ -42,13 +42,13 @@ def test_damaged_records_are_units_that_are_not_finished(tmp_path: Path) -> None
     value = json.loads(first.read_text())
     for seed in range(200):
         first.write_text(json.dumps(mutated(value, seed)))
-        assert journal.finished(_Record)["b"] == _Record(2)
+        assert journal.read_finished(_Record)["b"] == _Record(2)
     for text in (b"", b"[" * 100_000, b"\xff", b'{"a": {"rows": 1}', b"[1]"):
         first.write_bytes(text)
-        assert journal.finished(_Record) == {"b": _Record(2)}
+        assert journal.read_finished(_Record) == {"b": _Record(2)}
     second.with_name(f".{second.name}.1.tmp").write_bytes(second.read_bytes())
     second.unlink()
-    assert journal.finished(_Record) == {}
+    assert journal.read_finished(_Record) == {}
 
 
 def test_records_that_cannot_be_read_now_are_an_error(tmp_path: Path, monkeypatch) -> None:
@@ -62,28 +62,28 @@ def test_records_that_cannot_be_read_now_are_an_error(tmp_path: Path, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr("nvt_torchrec.base.files.atomic.read_regular", read)
         with pytest.raises(BadInputError, match="Input/output error"):
-            journal.finished(_Record)
+            journal.read_finished(_Record)
     (file,) = _files(tmp_path)
     file.rename(tmp_path / "kept")
     (tmp_path / "units").rmdir()
     (tmp_path / "units").write_bytes(b"")
     with pytest.raises(BadInputError, match="cannot be listed"):
-        journal.finished(_Record)
+        journal.read_finished(_Record)
 
 
 def test_a_new_plan_discards_the_records(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    assert journal.plan(dict[str, int], "") is None
+    assert journal.read_plan(dict[str, int], "") is None
     journal.begin({"seed": 0})
     journal.add({"a": 1})
     journal.update({"seed": 1})
-    assert journal.plan(dict[str, int], "") == {"seed": 1}
-    assert journal.finished(int) == {"a": 1}
+    assert journal.read_plan(dict[str, int], "") == {"seed": 1}
+    assert journal.read_finished(int) == {"a": 1}
     journal.begin({"seed": 2})
-    assert journal.finished(int) == {}
+    assert journal.read_finished(int) == {}
     (tmp_path / "plan.json").write_text('{"seed": "x"}')
     with pytest.raises(BadInputError, match=r"plan\.json: damaged: seed is 'x'.*\n.*--restart"):
-        journal.plan(dict[str, int], "begin again with --restart")
+        journal.read_plan(dict[str, int], "begin again with --restart")
 
 
 def test_changes_are_listed_by_name(tmp_path: Path) -> None:

@@ -113,6 +113,6 @@ def test_what_our_loops_take_counts():
     for loop in loops:
         function = loop.py_func
         assert function.__closure__ is None, function
-        for name, value in kernels.named(function):
+        for name, value in kernels.list_named_globals(function):
             seen = isinstance(value, (Dispatcher, *kernels._CONSTANTS)) or hasattr(value, "_defn")
             assert seen or value in (np, numba, carray, math), (function, name, value)

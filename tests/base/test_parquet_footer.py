@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.base.parquet.footer import CODEC, MISSING, columns_of_leaves, read_footer
+from nvt_torchrec.base.parquet.footer import CODEC, MISSING, list_leaf_columns, read_footer
 
 CODECS = {"none": 0, "snappy": 1, "gzip": 2, "zstd": 6}
 
@@ -39,7 +39,7 @@ def test_what_pyarrow_reads(tmp_path: Path, codec: str, options: dict) -> None:
     footer, expected = read_footer(tmp_path / "file"), pq.read_metadata(tmp_path / "file")
     assert footer.schema == expected.schema.to_arrow_schema()
     assert footer.rows.tolist() == [30, 30, 30, 10]
-    leaves = columns_of_leaves(footer.schema)
+    leaves = list_leaf_columns(footer.schema)
     paths = [expected.schema.column(j).path for j in range(expected.num_columns)]
     assert leaves == [path.split(".")[0] for path in paths]
     for i in range(expected.num_row_groups):

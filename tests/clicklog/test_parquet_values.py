@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec.clicklog.readers.parquet_values import convert_array, fits, type_remedy
+from nvt_torchrec.clicklog.readers.parquet_values import convert_array, fits, suggest_type_remedy
 from nvt_torchrec.clicklog.text.convert import convert
 from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Read
 from tests.clicklog.test_field_rules import _TEXTS, BAD, as_list, fields_of
@@ -160,4 +160,4 @@ def test_other_times() -> None:
 )
 def test_what_would_lose_information_is_refused(held, read, remedy) -> None:
     assert not fits(held, read)
-    assert re.match(remedy, type_remedy(held, read))
+    assert re.match(remedy, suggest_type_remedy(held, read))

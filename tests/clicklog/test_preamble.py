@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadRowError
 from nvt_torchrec.clicklog.readers import lines
-from nvt_torchrec.clicklog.readers.lines import after_preamble, drop_empty_lines, text_end
+from nvt_torchrec.clicklog.readers.lines import drop_empty_lines, find_text_end, skip_preamble
 from nvt_torchrec.clicklog.readers.log_format import get_format
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from tests.logs import read_block
@@ -98,7 +98,7 @@ def test_preambles_are_those_of_plain_python(lines: list[str], skip: int) -> Non
     while left and left[0].startswith("#"):
         left = left[1:]
     file = io.BytesIO(text.encode())
-    rest, begin, count = after_preamble(file, skip, "#")
+    rest, begin, count = skip_preamble(file, skip, "#")
     wanted = "".join(f"{line}\n" for line in left).encode()
     assert rest + file.read() == wanted == text.encode()[begin:]
     assert count == len(lines) - len(left)
@@ -121,5 +121,5 @@ def test_long_ends(tmp_path: Path, monkeypatch, end: bytes, empty: int, row: byt
     path = tmp_path / "log.csv"
     path.write_bytes(row + end + empty * end)
     size = path.stat().st_size
-    assert text_end(str(path), 0, size) == len(row + end)
-    assert text_end(str(path), size, size) == size
+    assert find_text_end(str(path), 0, size) == len(row + end)
+    assert find_text_end(str(path), size, size) == size

@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.text.assemble import derive, hash_texts
-from nvt_torchrec.clicklog.text.line_layout import find_layout, plain_layout, plain_layouts
+from nvt_torchrec.clicklog.text.line_layout import (
+    find_layout,
+    list_plain_layouts,
+    make_plain_layout,
+)
 from nvt_torchrec.clicklog.text.tokenizer import parse_rows
 from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
@@ -54,7 +58,7 @@ def test_text_is_read_as_the_spec_says(data) -> None:
         fields = data.draw(st.sampled_from([row, row, row, row[:-1], [*row, "1"]]))
         lines.append(line_of(fields, spec, quoted=quoted))
     if not spec.input.header:
-        layout = plain_layout(spec, label=True)
+        layout = make_plain_layout(spec, label=True)
     else:
         head = line_of(log.names, spec).encode() + b"\n"
         layout = find_layout(head, "x", spec)
@@ -63,7 +67,7 @@ def test_text_is_read_as_the_spec_says(data) -> None:
     # the same without what only training reads, which is not checked either
     check(lines, spec, layout.drop_label(), label=False)
     if not spec.input.header:
-        shorter = plain_layouts(spec)[-1]
+        shorter = list_plain_layouts(spec)[-1]
         kept = [i for i, name in enumerate(log.names) if name in ("", *spec.sources(label=False))]
         lines = [line_of([row[i] for i in kept], spec) for row in rows]
         if not shorter.label:
@@ -159,7 +163,7 @@ def test_other_numbers_of_fields() -> None:
     ],
 )
 def test_what_a_training_row_must_have(line, column, what) -> None:
-    rows = parse_rows(f"{line}\n".encode(), SHOP, plain_layout(SHOP, label=True))
+    rows = parse_rows(f"{line}\n".encode(), SHOP, make_plain_layout(SHOP, label=True))
     (bad,) = rows.bad
     assert bad.column == column
     assert f"column {column}: {what}" in bad.what

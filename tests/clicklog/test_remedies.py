@@ -13,7 +13,7 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, ClickLogError, SchemaError
 from nvt_torchrec.clicklog.in_memory.frames import read_columns
-from nvt_torchrec.clicklog.readers.json_rows import json_layout
+from nvt_torchrec.clicklog.readers.json_rows import find_json_layout
 from nvt_torchrec.clicklog.readers.table_rows import check_columns
 from nvt_torchrec.clicklog.text.line_layout import find_layout
 from nvt_torchrec.formats.feature_spec import (
@@ -37,7 +37,7 @@ def test_another_column_of_the_spec_is_no_suggestion(names: list[str]) -> None:
     csv = dataclasses.replace(spec, input=InputFormat("csv"))
     for check in (
         lambda: check_columns(table.schema, "x", spec, label=True),
-        lambda: json_layout(json.dumps(dict.fromkeys(names, 1)).encode(), "x", spec),
+        lambda: find_json_layout(json.dumps(dict.fromkeys(names, 1)).encode(), "x", spec),
         lambda: find_layout(",".join(names).encode() + b"\n", "x", csv),
         lambda: read_columns(table, spec),
     ):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.text.delimited import split_rows
-from nvt_torchrec.clicklog.text.line_layout import find_layout, plain_layout
+from nvt_torchrec.clicklog.text.line_layout import find_layout, make_plain_layout
 from nvt_torchrec.clicklog.text.tokenizer import parse_delimited, parse_rows
 from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
@@ -91,7 +91,7 @@ def test_bad_fields_are_named(column: str, field: str | bytes, what: str) -> Non
     rows = parse_rows(
         b"0,,,,,,,,\r\n" + line + b"\r\n1,7,,,,x,,,\n",
         CSV,
-        plain_layout(CSV, label=True),
+        make_plain_layout(CSV, label=True),
         max_bad_rows=UNLIMITED,
     )
     (bad,) = rows.bad
@@ -105,8 +105,8 @@ def test_bad_fields_are_named(column: str, field: str | bytes, what: str) -> Non
 
 def test_only_the_first_bad_rows_are_described_without_reject() -> None:
     text = b"x\n" * (DESCRIBED_BAD_ROWS + 5)
-    assert len(parse_rows(text, CSV, plain_layout(CSV, label=True)).bad) == DESCRIBED_BAD_ROWS
-    rows = parse_rows(text, CSV, plain_layout(CSV, label=True), max_bad_rows=UNLIMITED)
+    assert len(parse_rows(text, CSV, make_plain_layout(CSV, label=True)).bad) == DESCRIBED_BAD_ROWS
+    rows = parse_rows(text, CSV, make_plain_layout(CSV, label=True), max_bad_rows=UNLIMITED)
     assert len(rows.bad) == DESCRIBED_BAD_ROWS + 5
 
 
@@ -145,8 +145,10 @@ def test_label_told_by_the_fields_of_most_lines() -> None:
     spec = FeatureSpec(
         CSV.label, CSV.dense, CSV.categorical, input=InputFormat("csv", header=False)
     )
-    assert find_layout(b'"a,b"\n' + b"1,,,,,,,,\n" * 3, "x", spec) == plain_layout(spec, label=True)
-    assert find_layout(b'"a,b",,,,,,,\n', "x", spec) == plain_layout(spec, label=False)
+    assert find_layout(b'"a,b"\n' + b"1,,,,,,,,\n" * 3, "x", spec) == make_plain_layout(
+        spec, label=True
+    )
+    assert find_layout(b'"a,b",,,,,,,\n', "x", spec) == make_plain_layout(spec, label=False)
     with pytest.raises(BadRowError, match="x, line 1: 2 comma-separated fields"):
         find_layout(b"a,b\n", "x", spec)
 

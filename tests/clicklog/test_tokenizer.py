@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.clicklog.text.delimited import parse_delimited
-from nvt_torchrec.clicklog.text.line_layout import plain_layout
+from nvt_torchrec.clicklog.text.line_layout import make_plain_layout
 from nvt_torchrec.clicklog.text.tokenizer import parse_criteo
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.rows import UNLIMITED, RawRows
@@ -40,7 +40,7 @@ def _spec(dense: int, categorical: int) -> FeatureSpec:
 
 def _assert_same(text: bytes, spec: FeatureSpec, *, label: bool = True) -> RawRows:
     fast = parse_criteo(text, spec, label=label, max_bad_rows=UNLIMITED)
-    slow = parse_delimited(text, spec, plain_layout(spec, label=label), max_bad_rows=UNLIMITED)
+    slow = parse_delimited(text, spec, make_plain_layout(spec, label=label), max_bad_rows=UNLIMITED)
     for field in ("labels", "dense", "dense_missing", "categorical", "categorical_missing", "line"):
         np.testing.assert_array_equal(
             getattr(fast, field), getattr(slow, field), field, strict=True

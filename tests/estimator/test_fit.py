@@ -274,12 +274,12 @@ RATINGS = log().assign(clicked=np.arange(600) % 5 + 1)
         (
             lambda m: m.fit(RATINGS, label="clicked"),
             InvalidRowError,
-            "row 1, column clicked: 2: expected a label of 0 or 1.*by y instead",
+            "row 1, column clicked: 2: expected a label of 0 or 1.*give y",
         ),
         (
             lambda m: m.fit(log().replace({"clicked": {0: None}}), label="clicked"),
             InvalidRowError,
-            "leave rows without a label out",
+            "remove rows without a label",
         ),
         (lambda m: m.fit(log().assign(clicked=1), label="clicked"), ValueError, "one class, 1"),
         (lambda m: m.fit(log(), log()["clicked"]), SettingsError, "X has a column clicked"),
@@ -294,18 +294,18 @@ RATINGS = log().assign(clicked=np.arange(600) % 5 + 1)
         (
             lambda m: m.set_params(spec=SPEC).fit(log(), label="bought"),
             SettingsError,
-            "'bought' is none of the spec",
+            "'bought' is not a label of the spec",
         ),
         (
             lambda m: m.set_params(spec=SPEC, valid=0.2).fit(log()),
             SettingsError,
-            "valid beside a spec",
+            "valid given together with a spec",
         ),
         (lambda m: m.set_params(spec=SPEC).fit(log().drop(columns="user")), BadInputError, "user"),
         (
             lambda m: m.set_params(spec=SPEC | {"label": STARS}).fit(log(), log()["clicked"]),
             SettingsError,
-            "y is given, and the spec makes liked of column stars",
+            "y is given, but the spec derives liked from column stars",
         ),
         (
             lambda m: m.set_params(settings={"epoch": 1}).fit(log(), label="clicked"),

@@ -222,7 +222,7 @@ class Spread(AggregateValue):
     """What a change here adds: a class, and its line in the registry."""
 
     name, keeps, has_column, allows_missing = "spread", ("smallest", "largest"), True, True
-    minimum, unit = 0, "a number from 0 on"
+    minimum, unit = 0, "a number of at least 0"
 
     def compute(self, before: EventsBefore) -> np.ndarray:
         assert before.smallest is not None

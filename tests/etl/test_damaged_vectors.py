@@ -19,7 +19,7 @@ from nvt_torchrec.base.errors import (
 )
 from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.etl.check.check_files import Output
-from nvt_torchrec.etl.check.check_rows import _check_numbers
+from nvt_torchrec.etl.check.check_rows import _check_vector_pointers
 from nvt_torchrec.etl.extend.extend import extend
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
@@ -90,7 +90,7 @@ def test_check_finds_numbers_outside(output: Path) -> None:
         changed = table.set_column(index, table.schema.field(index), pa.array(numbers, pa.int32()))
         batch = changed.to_batches()[0]
         found = Output(EtlOutput(output))
-        _check_numbers(found, "train/part.0.parquet", 100, batch, "text.vector", count)
+        _check_vector_pointers(found, "train/part.0.parquet", 100, batch, "text.vector", count)
         (finding,) = found.findings
         assert f"row 107, text.vector: vector {wrong}, but only {count} vectors exist" in str(
             finding
@@ -204,6 +204,8 @@ def test_codes_that_lead_outside_are_refused_when_vectors_are_taken(output: Path
     assert loaded.vectors is not None
     table = loaded.tables.by_name["items"]
     rows = np.arange(len(table))
-    numbers = np.stack([table.take_vectors("text", rows), table.take_vectors("image", rows)])
+    numbers = np.stack(
+        [table.take_vector_numbers("text", rows), table.take_vector_numbers("image", rows)]
+    )
     with pytest.raises(SchemaError, match="vector -7 of text"):
         loaded.vectors.take(numbers)

@@ -74,7 +74,7 @@ def test_packages_that_do_not_fit(monkeypatch: pytest.MonkeyPatch, capsys) -> No
 
 def test_what_is_not_installed_is_not_wrong(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     """As after `pip install .`, which is enough for the ETL."""
-    monkeypatch.setattr(doctor, "installed_version", lambda name: None)
+    monkeypatch.setattr(doctor, "find_installed_version", lambda name: None)
     monkeypatch.setattr(doctor, "find_gpus", list)
     assert doctor.run() == 0
     printed = capsys.readouterr().out

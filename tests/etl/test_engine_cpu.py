@@ -131,5 +131,5 @@ def test_the_first_bad_row_is_named(tmp_path: Path, monkeypatch) -> None:
 def test_workers_that_write_elsewhere(tmp_path: Path) -> None:
     write_log(tmp_path / "raw", [60, 6])
     blocks = plan_of(tmp_path / "raw").train_blocks
-    with pytest.raises(BadInputError, match=r"1 of 1 blocks were not counted there\n.*same path"):
+    with pytest.raises(BadInputError, match=r"no counts of 1 of 1 blocks\n.*same path"):
         add_up(Job(CRITEO, tmp_path), blocks, lambda *_: None)

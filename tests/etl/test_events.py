@@ -175,7 +175,7 @@ def test_days_that_are_added_give_the_values_of_a_run_at_once(
     assert bad(output) == []  # digests of the stores of the days before are taken over
     # what is kept is enough: the state for inference is that of the run at once
     once, day_by_day = (
-        compiled.load(path / "workflow").events.values(hashes_of(spec, rows))
+        compiled.load(path / "workflow").events.compute_aggregates(hashes_of(spec, rows))
         for path in (tmp_path / "once", output)
     )
     places = [j for j, column in enumerate(spec.aggregates) if "rate" not in column.name]
@@ -301,7 +301,7 @@ def test_the_rate_of_all_events_is_of_those_before_alone() -> None:
     hours = np.array([[5, 7], [4, 2], [1, 2]])
     rates = LabelRates({}, hours, ("clicked",))
     times = np.array([5, 6, 7, 8, 9]) * HOUR * 10**6
-    found = rates.before("clicked", times + 17)
+    found = rates.find_prior("clicked", times + 17)
     np.testing.assert_array_equal(found, [np.nan, 0.25, 0.25, 0.5, 0.5])
 
 

@@ -215,7 +215,7 @@ def test_splits_that_would_change_are_refused(raw: Path, tmp_path: Path) -> None
     """Cuts of shares by time, and given files."""
     by_files = Split("files", train_files=("day_0.csv",), valid=0.2, test_files=("day_1.csv",))
     for by, split, what in (
-        ("time", SHARES_OF_TIME, r'would be others(.|\n)*valid_from = "1970-01-01 00:\d\d:\d\d'),
+        ("time", SHARES_OF_TIME, r'move the cuts(.|\n)*valid_from = "1970-01-01 00:\d\d:\d\d'),
         ("files", by_files, r"split by files(.|\n)*run the ETL again"),
     ):
         output = tmp_path / by

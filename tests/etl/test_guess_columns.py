@@ -153,7 +153,10 @@ def test_a_log_of_events_alone_has_no_label(tmp_path: Path) -> None:
     path.write_text("".join(["user,item,timestamp\n", *rows]))
     with pytest.raises(BadInputError, match="no column looks like a label") as error:
         guess(str(path))
-    assert "it has user, item, timestamp; a log of what was clicked alone" in error.value.remedy
+    assert (
+        "the columns are user, item, timestamp; a log of clicks alone has no label"
+        in error.value.remedy
+    )
 
 
 def test_customers(tmp_path: Path) -> None:

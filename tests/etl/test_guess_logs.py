@@ -237,7 +237,7 @@ def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     path.write_text("1,2,3\n1,2\n1\n1,2,3\n" * 5)
     with pytest.raises(
-        BadInputError, match="delimiter ',' gives 50% of the lines 3 fields"
+        BadInputError, match="delimiter ',', 50% of the lines have 3 fields"
     ) as error:
         guess(str(path))
     assert error.value.remedy

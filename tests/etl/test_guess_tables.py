@@ -144,4 +144,4 @@ def test_vectors_of_a_log_are_left_out(tmp_path: Path) -> None:
     log = [{"clicked": i % 3 % 2, "item": i % 40, "text": [i / 7, 1.5]} for i in range(300)]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
     text, _, _ = guess(str(tmp_path / "log.jsonl"))
-    assert "text: lists of 2 numbers: a [[vector]] is read from a table" in text
+    assert "text: lists of 2 numbers: put them into a table with a [[vector]]" in text

@@ -42,7 +42,7 @@ def test_one_sorted_file(clicks: int, tmp_path: Path, caplog, capsys) -> None:
         assert "shuf" in text
     assert sorted(_found(tmp_path / "out")) == sorted(expected)
     assert main(["check", str(tmp_path / "out")]) == 1
-    assert "random order" in capsys.readouterr().out
+    assert "shuffle the rows" in capsys.readouterr().out
 
 
 def test_one_row_of_the_other_label_is_enough(tmp_path: Path, caplog) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.base.files.atomic import read_json, write_json
-from nvt_torchrec.base.files.validation import parse, strict_json
+from nvt_torchrec.base.files.validation import parse, parse_strict_json
 from nvt_torchrec.etl.state.output import claim_output
 from nvt_torchrec.etl.state.run_record import begin_or_resume, plan_record
 from nvt_torchrec.etl.units.writing import UnitRecord
@@ -42,7 +42,7 @@ def test_the_marker_names_a_directory_below_work(tmp_path: Path, name: str) -> N
 
 def test_a_marker_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / ".unfinished").write_bytes(b"\xff\xfe12345")
-    with pytest.raises(OutputError, match="not a name"), claim_output(tmp_path, restart=False):
+    with pytest.raises(OutputError, match="not the name"), claim_output(tmp_path, restart=False):
         pass
 
 
@@ -91,7 +91,7 @@ def test_records_of_units() -> None:
 def _sign(file: Path) -> None:
     """Write the digest of what a manifest says, if it is JSON."""
     with contextlib.suppress(ValueError):
-        value = strict_json(file.read_text())
+        value = parse_strict_json(file.read_text())
         if isinstance(value, dict):
             file.write_text(json.dumps(value | {FORMAT.digest_key: FORMAT.digest(value)}))
 

@@ -352,7 +352,7 @@ def test_what_is_kept_is_checked_before_a_day_is_added(tmp_path: Path) -> None:
             "hash_buckets = 9",
             "column both is made of item, user",
         ),
-        (STARS, "", EVENTS.replace('of = "item"', 'of = ["user", "item"]'), "it tells the label"),
+        (STARS, "", EVENTS.replace('of = "item"', 'of = ["user", "item"]'), "it reveals the label"),
         (STARS, "popularity = -1", "", "popularity = -1"),
     ],
 )

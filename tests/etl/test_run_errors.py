@@ -74,7 +74,10 @@ def test_bad_input_is_found_before_anything_is_written(tmp_path: Path, capsys) -
     for extra, message in (
         (["--days", "7"], "or choose what is there with --days 0"),
         (["--limit_rows", "0"], "--limit_rows 0\n  -> it must be at least 1"),
-        (["--max_table_size", "2"], "max_table_size = 2\n  -> 3 ids are reserved"),
+        (
+            ["--max_table_size", "2"],
+            "max_table_size = 2\n  -> give more than 2: 3 ids are reserved",
+        ),
         (["--days", "a"], "cannot read 'a'"),
         (["--spec", "none.toml"], "none.toml"),
         (["--scheduler", "x", "--workers", "2"], "--workers and --scheduler are both set"),

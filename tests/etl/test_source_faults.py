@@ -122,8 +122,8 @@ def test_keys_that_the_log_does_not_have(tmp_path: Path, raw: Path, spec: Featur
         ('time = "at"', 'tim = "at"', "unknown key 'tim'"),
         ('name = "purchases"', 'name = "a b"', "letters, digits"),
         ('item = "article"}', 'shop = "article"}', "key names 'shop', which is no key of"),
-        ('item = "article"}', 'item = "user_id"}', "name each column once"),
-        ('"distinct(shop)", "since"]', '"distinct(item)"]', "own, 'article'"),
+        ('item = "article"}', 'item = "user_id"}', "list each column once"),
+        ('"distinct(shop)", "since"]', '"distinct(item)"]', "name in the source, 'article'"),
         ('"distinct(shop)", "since"]', '"rate"]', "events of a source have no label"),
         ('source = "purchases"\nvalues = ["count", "min', 'source = "x"\nvalues = ["min', "'x'"),
     ],
@@ -143,8 +143,8 @@ def test_sources_and_tables_are_used_and_named_once(tmp_path: Path, spec: Featur
     unused = dataclasses.replace(rule, name="refunds")
     for sources, message in (
         ((rule, rule), "sources or tables of the same name: purchases"),
-        ((rule, unused), "source refunds: no .* names it"),
-        ((), "add a .* of name 'purchases'"),
+        ((rule, unused), "source refunds: no .* uses it"),
+        ((), "add a .* with name = 'purchases'"),
     ):
         with pytest.raises(SettingsError, match=message):
             dataclasses.replace(spec, event_sources=sources)

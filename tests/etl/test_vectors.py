@@ -313,7 +313,7 @@ def test_a_table_without_any_vector_is_refused(tmp_path: Path) -> None:
     write_days(raw, make_rows(200, 3))
     items = [dataclasses.replace(item, image=()) for item in make_items()]
     write_items(raw / "items.csv", items)
-    with pytest.raises(BadInputError, match="vector image: no row of its table has one"):
+    with pytest.raises(BadInputError, match="vector image: no row of its table has a vector"):
         run(settings(raw, tmp_path / "out", load_vector_spec(tmp_path)))
 
 

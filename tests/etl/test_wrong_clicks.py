@@ -39,10 +39,14 @@ def test_the_file_of_rows_that_wait_must_be_there(tmp_path: Path) -> None:
     file = log.raw / "day_2.csv"
     content = file.read_bytes()
     file.write_bytes(content.replace(b"c1", b"c2"))
-    with pytest.raises(BadInputError, match=r"day_2.csv: was changed; rows of it wait"):
+    with pytest.raises(
+        BadInputError, match=r"day_2.csv: was changed; some of its rows are written"
+    ):
         extend(day)
     file.unlink()
-    with pytest.raises(BadInputError, match=r"day_2.csv: .*; rows of it wait for their clicks"):
+    with pytest.raises(
+        BadInputError, match=r"day_2.csv: .*; some of its rows wait for their clicks"
+    ):
         extend(day)
     file.write_bytes(content)  # another time of change, the same content
     extend(day)
@@ -258,11 +262,11 @@ def test_damaged_states_are_an_error(tmp_path: Path) -> None:
         ('within = "6h"', 'within = "6"', 'such as "90m"'),
         ('within = "6h"', "", 'such as "90m"'),
         ('key = ["user", "item"]', "", "key"),
-        ('key = ["user", "item"]', 'key = ["user", "user"]', "twice"),
+        ('key = ["user", "item"]', 'key = ["user", "user"]', "list each column once"),
         ('within = "6h"', 'within = "6h"\nthreshold = 4', "unknown key 'threshold'"),
-        (LOG_TIME, "", "rows have no time"),
-        (LOG_TIME, f"{LOG_TIME}\n{NEGATIVES}", "leave \\[negatives\\] out"),
-        (LOG_TIME, f"{LOG_TIME}\n{EVENTS.format(cut='event')}", "leave it out"),
+        (LOG_TIME, "", "rows of the log have no time"),
+        (LOG_TIME, f"{LOG_TIME}\n{NEGATIVES}", "remove \\[negatives\\]"),
+        (LOG_TIME, f"{LOG_TIME}\n{EVENTS.format(cut='event')}", "remove log_time"),
     ],
 )
 def test_a_label_that_a_spec_may_not_have(tmp_path: Path, old: str, new: str, message: str) -> None:

@@ -77,7 +77,7 @@ def test_schema_round_trip(tmp_path: Path) -> None:
     shared = dataclasses.replace(SCHEMA, table_sizes=(7, 3, 7), vocabularies=("v", "cat_1", "v"))
     shared.write(tmp_path)
     assert TableSchema.read(tmp_path) == shared
-    with pytest.raises(SchemaError, match=r"cat_0 and tags have the vocabulary v, .* 10 and 7"):
+    with pytest.raises(SchemaError, match=r"cat_0 and tags share the vocabulary v, .* 10 and 7"):
         dataclasses.replace(shared, table_sizes=(10, 3, 7))
     assert SCHEMA.num_embeddings_per_feature == "10,3,7"
 
@@ -111,7 +111,7 @@ def test_schema_with_more_labels_and_a_weight(tmp_path: Path) -> None:
     value = read_json(tmp_path / ".merlin" / "schema.json", "")
     value["feature"][4]["annotation"]["tag"] = ["sample_weight"]
     write_json(tmp_path / ".merlin" / "schema.json", value)
-    with pytest.raises(SchemaError, match="w and int_0 are both tagged sample_weight"):
+    with pytest.raises(SchemaError, match="w and int_0 have the tag sample_weight"):
         TableSchema.read(tmp_path)
 
 

@@ -70,13 +70,13 @@ def _save(name: str, values: object, dtype: type | str) -> Callable[[Path], obje
         (_save("item.npy", [5, 3], np.int32), r"2 events in item\.npy.*from 0 to 3"),
         (_save("offsets.npy", [], np.int64), "no offsets in offsets"),
         (_save("offsets.npy", [-1, 2, 2, 3], np.int64), "from -1 to 3"),
-        (_save("offsets.npy", [0, 3], np.int64), r"begin at 0 .*\(here at 1\)"),
+        (_save("offsets.npy", [0, 3], np.int64), r"without a gap; .*\(complete up to 1\)"),
         (lambda root: os.truncate(root / "shop.npy", 130), r"shop\.npy: is not an"),
         (lambda root: (root / "shop.npy").unlink(), r"shop\.npy: No such file"),
         (lambda root: (root / "shop.npy").unlink() or os.mkfifo(root / "shop.npy"), "regular"),
-        (lambda root: (root.parent / "²").mkdir(), "it holds"),
-        (lambda root: (root.parent / "007").mkdir(), "it holds"),
-        (lambda root: root.rename(root.parent / "1"), "it holds"),
+        (lambda root: (root.parent / "²").mkdir(), "expected directories of keys"),
+        (lambda root: (root.parent / "007").mkdir(), "expected directories of keys"),
+        (lambda root: root.rename(root.parent / "1"), "expected directories of keys"),
         (lambda root: shutil.rmtree(root.parent), "No such file"),
     ],
 )
@@ -137,7 +137,7 @@ def test_schemas_with_histories(tmp_path: Path) -> None:
     read = TensorflowMetadata.from_json(json.dumps(schema.to_dict())).to_merlin_schema()
     assert read.column_names == schema.columns
     for other, message in [
-        (StoredHistory("recent", ("tags",)), "column tags is no categorical column with one id"),
+        (StoredHistory("recent", ("tags",)), "column tags is not a categorical column with one id"),
         (StoredHistory("recent", ("int_0",)), "column int_0"),
     ]:
         with pytest.raises(SchemaError, match=message):

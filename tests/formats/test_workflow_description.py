@@ -89,5 +89,5 @@ def test_a_lineage_of_an_earlier_version(workflow):
     set_reused(0)
     assert WorkflowDescription.read(workflow).lineage[1].values == now
     set_reused(1)
-    with pytest.raises(BadInputError, match="generation 1: ids have other values than before"):
+    with pytest.raises(BadInputError, match="generation 1: ids were given to other values"):
         WorkflowDescription.read(workflow)

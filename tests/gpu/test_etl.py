@@ -25,7 +25,7 @@ from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, Fe
 from nvt_torchrec.formats.rows import RawRows, make_empty_rows
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.store import build, fitted_state, load
+from nvt_torchrec.workflows.store import build, extract_fitted, load
 from nvt_torchrec.workflows.workflow_frames import to_frame
 from nvt_torchrec.workflows.writer import write_workflow
 from tests.etl.runs import assert_is, parts, read_split, settings, tree
@@ -74,7 +74,7 @@ def test_every_policy_by_plain_python(
     oracle = Oracle(spec, parts)
     set_dask_client(None)
     try:
-        fitted = fitted_state(fit(spec, parts, tmp_path / "fit", gpu=rapids), spec)
+        fitted = extract_fitted(fit(spec, parts, tmp_path / "fit", gpu=rapids), spec)
         write_workflow(tmp_path / "workflow", spec, fitted)
         loaded = load(tmp_path / "workflow")
         schema = inspect(tmp_path / "workflow").table_schema
@@ -94,7 +94,7 @@ def test_lists_of_strings_travel_between_workers(rapids: bool, client, tmp_path:
     """Frames with them are sent to the scheduler, to workers and back."""
     spec = every_kind("string", multi_hot=True)
     parts = [random_raw_rows(spec, rows, seed) for seed, rows in enumerate((40, 25))]
-    fitted = fitted_state(fit(spec, parts, tmp_path / "fit", gpu=rapids), spec)
+    fitted = extract_fitted(fit(spec, parts, tmp_path / "fit", gpu=rapids), spec)
     write_workflow(tmp_path / "workflow", spec, fitted)
     oracle, loaded = Oracle(spec, parts), load(tmp_path / "workflow")
     schema = inspect(tmp_path / "workflow").table_schema

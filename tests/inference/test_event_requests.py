@@ -222,7 +222,7 @@ def test_aggregates_are_given_in_their_units(predictor: Predictor) -> None:
     """What the state says, given by the caller, is the same score; also by tensors and text."""
     rows = [row(0), row(3), row(6)]
     groups = predictor.read(rows)
-    values = predictor.workflow.events.values(groups.groups, groups.times)
+    values = predictor.workflow.events.compute_aggregates(groups.groups, groups.times)
     names = [column.name for column in predictor.spec.aggregates]
     known = dict(zip(names, values.tolist(), strict=True))
     assert all(3600 < since < 10 * DAY for since in known["user_since"])
@@ -371,7 +371,7 @@ def test_an_exported_file_takes_aggregates_in_their_units(
     export_onnx(tmp_path / "bundle", tmp_path / "onnx")
     rows = [row(i, recent=recent(3), liked={"item": ["i1", "i2"]}) for i in (0, 1, 3)]
     read = predictor.read(rows)
-    values = predictor.workflow.events.values(read.groups, read.times)
+    values = predictor.workflow.events.compute_aggregates(read.groups, read.times)
     given = dict(zip((c.name for c in predictor.spec.aggregates), values, strict=True))
     flat = [
         {**of, "ctx.ver": of["ctx"]["ver"], "liked.item": of["liked"]["item"]}

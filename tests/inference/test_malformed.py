@@ -12,7 +12,7 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.files.atomic import read_json
-from nvt_torchrec.base.files.validation import strict_json
+from nvt_torchrec.base.files.validation import parse_strict_json
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.model.bundle import FORMAT as BUNDLE_FORMAT
 from nvt_torchrec.inference.model.bundle import write_bundle
@@ -43,7 +43,7 @@ def test_descriptions(bundle: Path) -> None:
 
     def sign() -> None:
         with contextlib.suppress(ValueError):
-            value = strict_json(file.read_bytes())
+            value = parse_strict_json(file.read_bytes())
             if isinstance(value, dict) and "format" in value:
                 edit_json(file, lambda value: value.update(blake2b=BUNDLE_FORMAT.digest(value)))
 

@@ -142,8 +142,8 @@ def with_another_output() -> onnx.ModelProto:
     ("make", "message"),
     [
         (with_external_data, "whose data are in another file"),
-        (with_loop, "'Loop': a branch or a loop"),
-        (with_function, "functions of its own"),
+        (with_loop, "'Loop', which is a branch or a loop"),
+        (with_function, "the definition of a function"),
         (with_foreign_operator, "operators of 'com.microsoft'"),
         (lambda: divide(-1), "Div of integers by 0 or -1"),
         (lambda: divide(None), "Div of integers by a value that is not a constant"),

@@ -84,7 +84,7 @@ def ask(predictor: Predictor, body: dict[str, Any]) -> np.ndarray:
 def known_values(predictor: Predictor) -> dict[str, np.ndarray]:
     assert predictor.workflow.events is not None
     read = predictor.read(ROWS)
-    values = predictor.workflow.events.values(read.groups, read.times)
+    values = predictor.workflow.events.compute_aggregates(read.groups, read.times)
     return dict(zip((column.name for column in predictor.spec.aggregates), values, strict=True))
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nvt_torchrec.base.errors import BadRowError, SchemaError
 from nvt_torchrec.clicklog.in_memory.frames import read_columns, read_dicts
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
-from nvt_torchrec.clicklog.text.line_layout import plain_layout
+from nvt_torchrec.clicklog.text.line_layout import make_plain_layout
 from nvt_torchrec.clicklog.text.tokenizer import parse_delimited
 from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
@@ -91,7 +91,7 @@ def test_values_read_as_their_text_does(rows: list[dict], data: st.DataObject) -
     text = "".join(
         ",".join(_field(name, row[name]) for name in SPEC.columns[1:]) + "\n" for row in rows
     )
-    expected = plain(parse_delimited(text.encode(), SPEC, plain_layout(SPEC, label=False)))
+    expected = plain(parse_delimited(text.encode(), SPEC, make_plain_layout(SPEC, label=False)))
     digits = st.booleans()
     for row in rows:  # hexadecimal columns may be numbers or digits, missing values many things
         if row["hex"] is not None and data.draw(digits):

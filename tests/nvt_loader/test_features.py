@@ -157,7 +157,7 @@ def test_rows_against_the_manifest(tmp_path):
         KJTLoader(split / "train", 8, device="cpu")
     KJTLoader(split / "train" / "part.1.parquet", 8, device="cpu")  # one file is no split
     (tmp_path / SWITCH_FILE).touch()
-    with pytest.raises(BadInputError, match=r"has begun and not ended\n.*wait for .*extend"):
+    with pytest.raises(BadInputError, match=r"is not finished\n.*wait for .*extend"):
         KJTLoader(split / "train", 8, device="cpu")
     (tmp_path / SWITCH_FILE).unlink()
     text = (tmp_path / "manifest.json").read_text()

@@ -97,7 +97,7 @@ def test_an_existing_loader(tmp_path, caplog, shuffle):
     loaders = [read_by(tmp_path / "train", global_rank=rank, **options) for rank in range(2)]
     assert len(loaders[0]) == 17
     ours = list(map(MerlinLoader, loaders))
-    assert caplog.text.count("here of 100 and 1,000 rows") == 1  # ranks wait for each other
+    assert caplog.text.count("here 100 and 1,000 rows") == 1  # ranks wait for each other
     for _ in range(2):
         epochs = list(map(rows_of, ours))
         assert (epochs[0] == list(range(1000))) is not shuffle

@@ -55,7 +55,7 @@ class SimulatedDevice(Device):
             warnings.simplefilter("ignore", RuntimeWarning)
             kernel[-(-threads // _BLOCK_THREADS), _BLOCK_THREADS](*arguments)
 
-    def pinned(self, size: int) -> np.ndarray:
+    def allocate_pinned(self, size: int) -> np.ndarray:
         return np.full(size, 0xFF, np.uint8)
 
     def upload(self, host: np.ndarray) -> np.ndarray:

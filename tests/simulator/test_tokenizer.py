@@ -26,7 +26,7 @@ NO_DENSE = FeatureSpec("label", (), (CategoricalColumn("c0"),), "log_normalize")
 def on_device(text: bytes, spec: FeatureSpec = SPEC, limit: int = LIMIT):
     """Parse as the ETL does, beside what happens to lie in the buffer behind the text."""
     device = SimulatedDevice()
-    buffer = device.pinned(len(text) + 1)
+    buffer = device.allocate_pinned(len(text) + 1)
     buffer[: len(text)] = np.frombuffer(text, np.uint8)
     rows = parse_on_device(device, device.upload(pad_text(buffer, len(text))), spec, limit)
     return None if rows.malformed[0] else rows

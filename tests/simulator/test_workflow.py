@@ -14,7 +14,11 @@ from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import tables
 from nvt_torchrec.workflows.compiled.dense import DensePlan
-from nvt_torchrec.workflows.compiled.device import DeviceWorkflow, count_missing, vocabulary_bytes
+from nvt_torchrec.workflows.compiled.device import (
+    DeviceWorkflow,
+    count_missing,
+    count_vocabulary_bytes,
+)
 from nvt_torchrec.workflows.vocabulary import fit_vocabulary
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.simulator.device import SimulatedDevice
@@ -104,7 +108,7 @@ def test_as_the_host(data: st.DataObject, tmp_path_factory: pytest.TempPathFacto
 
 def test_collisions_and_the_end_of_a_table(tmp_path: Path) -> None:
     """Values whose slots collide, some in the last slot, after which the search goes on in 1."""
-    slots = tables.slots_for(300)
+    slots = tables.count_slots(300)
     draws = np.random.default_rng(5).integers(0, 2**32, 400_000, dtype=np.uint64)
     draws = np.unique(draws)
     product = draws * np.uint64(0x9E3779B97F4A7C15)
@@ -151,10 +155,10 @@ def test_what_a_card_has_to_hold(tmp_path: Path) -> None:
     spec = FeatureSpec("label", (), (CategoricalColumn("c0"),), "log")
     fitted = fit_vocabulary(np.arange(5000), np.ones(5000, np.int64), spec.categorical[0], 0)
     write_workflow(tmp_path, spec, Fitted({}, {"c0": fitted}))
-    assert vocabulary_bytes(compiled.load(tmp_path)) == 8 * 2 * 5000
+    assert count_vocabulary_bytes(compiled.load(tmp_path)) == 8 * 2 * 5000
 
 
 def test_integers_beyond_the_table_begin_where_it_ends() -> None:
     plan = DensePlan(spec_of("log", [0]), {})
-    at = plan.first_beyond(0)
+    at = plan.find_first_beyond(0)
     assert plan.table[0, -1] == plan.calculate(0, np.array([at - 1]))[0]

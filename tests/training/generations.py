@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.hashing import murmur3_int
-from nvt_torchrec.base.parquet.footer import footer_digest
+from nvt_torchrec.base.parquet.footer import compute_footer_digest
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.manifest import PartFile
@@ -92,7 +92,7 @@ def write_output(root: Path, generation: int, *, shuffle: str = "none") -> Path:
                     columns[column.name] = ids.astype(np.int32)
             path = output.splits / split / f"part.{number}.parquet"
             pq.write_table(without_nulls(columns), path, row_group_size=64, **WRITER)
-            size, footer = path.stat().st_size, footer_digest(path)
+            size, footer = path.stat().st_size, compute_footer_digest(path)
             files.append(PartFile(f"{split}/{path.name}", rows, size, day, max(0, day - 1), footer))
             first_row += rows
         schema.write(output.splits / split)

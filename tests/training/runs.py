@@ -63,7 +63,7 @@ def train_here(*flags: str) -> TrainResult:
 def with_model(flags: Sequence[str]) -> list[str]:
     """Return the flags with those of a small model, as far as it has such layers."""
     names = [flag.removeprefix("--model=") for flag in flags if flag.startswith("--model=")]
-    taken = registry.model_flags((*names, registry.DEFAULT_MODEL)[0])
+    taken = registry.list_model_flags((*names, registry.DEFAULT_MODEL)[0])
     settings = {flag: flag[2:].removeprefix("no-").split("=")[0] for flag in MODEL}
     layers = {
         flag

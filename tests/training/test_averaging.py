@@ -51,7 +51,7 @@ def test_the_average_is_that_of_an_epoch(epoch_steps, every, window):
         assert module.bias.item() == pytest.approx(expected)
     assert module.bias.item() == 2 * epoch_steps
     average.finish()
-    average.take_back()
+    average.restore()
     assert module.bias.item() == pytest.approx(expected)
 
 

@@ -243,7 +243,7 @@ def test_parts_on_another_machines_disk_are_noticed(data, tmp_path, monkeypatch)
     monkeypatch.setattr(dcp, "save", save)
     path = tmp_path / "checkpoint"
     with pytest.raises(
-        OutputError, match=r"__0_0\.distcp.*cannot be seen here\n.*all machines share"
+        OutputError, match=r"rank 0 does not see .*__0_0\.distcp.*\n.*all machines share"
     ):
         train_here(f"--binary_path={data}", f"--save_checkpoint_path={path}", "--epochs=1")
     assert not list(tmp_path.iterdir())

@@ -9,7 +9,7 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError, SettingsError
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
-from nvt_torchrec.training.checkpoint.directories import list_whole
+from nvt_torchrec.training.checkpoint.directories import list_complete
 from tests.training.continuing import PLACEMENTS, flags, save_start_here, train_checkpoints
 from tests.training.generations import DIGESTS, write_output, write_workflow
 from tests.training.runs import assert_same, events, train_here, train_until_pulled, written_to
@@ -35,7 +35,7 @@ def test_a_resumed_run_does_not_begin_again(outputs, trained, tmp_path, monkeypa
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     train_here(*continued(outputs[2], gone, whole))
     train_until_pulled(monkeypatch, 2, *continued(outputs[2], gone, broken))
-    assert not list_whole(broken / "steps"), "without a checkpoint yet"
+    assert not list_complete(broken / "steps"), "without a checkpoint yet"
     train_until_pulled(monkeypatch, 14, *continued(outputs[2], gone, broken, "--resume"))
     shutil.rmtree(gone)
     train_here(*continued(outputs[2], gone, broken, "--resume"))
@@ -83,7 +83,7 @@ def test_a_directory_of_another_run(outputs, trained, tmp_path):
     anew = [flag.replace(str(tmp_path), str(tmp_path / "anew")) for flag in anew]
     train_here(*anew)
     shutil.rmtree(tmp_path / "anew" / "final")
-    with pytest.raises(SettingsError, match="holds a run that began from scratch, not from"):
+    with pytest.raises(SettingsError, match="holds a run that started from scratch, not from"):
         train_here(*continued(outputs[2], second, tmp_path / "anew", "--resume"))
 
 
@@ -118,7 +118,7 @@ def test_a_chain_of_checkpoints(outputs, tmp_path, monkeypatch):
     monkeypatch.setattr("nvt_torchrec.training.loop.train_steps.set_learning_rate", None)
     assert train_here(*second).steps == 2
     (tmp_path / "other").rename(tmp_path / "a")  # another checkpoint than that of "b"
-    with pytest.raises(OutputError, match="holds a checkpoint already"):
+    with pytest.raises(OutputError, match="already holds a checkpoint"):
         train_here(*second)
 
 
@@ -140,13 +140,14 @@ def test_what_is_no_ancestor_is_refused(outputs, copy, tmp_path):
     change_model_file(copy, training={**record, "workflow_digest": "f" * 64})
     text = refusal(outputs[2], copy)
     assert (
-        f"of workflow {'f' * 12}… (generation 0), which is none of the generations 0 to 2" in text
+        f"of workflow {'f' * 12}… (generation 0), which is not one of the generations 0 to 2"
+        in text
     )
     assert "train from scratch" in text
     change_model_file(copy, training={**record, "workflow_digest": None})
     assert "does not name the workflow of its data" in refusal(outputs[2], copy)
     change_model_file(copy, training={**record, "workflow_digest": DIGESTS[2]})
-    assert "none of the generations 0 to 1" in refusal(outputs[1], copy), "a descendant"
+    assert "not one of the generations 0 to 1" in refusal(outputs[1], copy), "a descendant"
 
 
 def test_data_without_a_whole_workflow(outputs, copy, tmp_path):
@@ -167,5 +168,6 @@ def test_another_model_is_refused(outputs, copy):
     assert "over_arch_layer_sizes was [16, 1], is [8, 1]" in text
     text = refusal(outputs[2], copy, optimizer="adagrad", error=SettingsError)
     assert (
-        "optimizer was rowwise_adagrad, is adagrad\n  -> give --optimizer rowwise_adagrad" in text
+        "optimizer rowwise_adagrad, but this run has adagrad\n  -> give --optimizer rowwise_adagrad"
+        in text
     )

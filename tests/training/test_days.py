@@ -123,7 +123,7 @@ def test_a_day_of_which_no_row_is_for_training(tmp_path: Path) -> None:
     write(tmp_path / "raw", {3: 30}, later=1000)
     assert add(output, tmp_path / "raw" / "day_3.csv")["generation"] == 1
     flags = parse_settings([f"--binary_path={data}", "--days=new", f"--continue_from={checkpoint}"])
-    with pytest.raises(SettingsError, match="no row of day 3 is for training") as caught:
+    with pytest.raises(SettingsError, match="no row of day 3 is training data") as caught:
         choose_days(flags, trained)
     command = f"bundle --workflow {output / 'workflow'} --checkpoint {checkpoint} --output BUNDLE"
     assert command in caught.value.remedy

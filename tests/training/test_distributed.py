@@ -13,8 +13,8 @@ import torch.distributed as dist
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.training.launch.distributed import (
     choose_gpu,
+    open_attempt_store,
     process_group,
-    store_of_this_attempt,
 )
 
 
@@ -26,9 +26,7 @@ def store() -> dist.Store:
 def _start(store: dist.Store, world_size: int = 3) -> list[dist.Store]:
     with ThreadPoolExecutor(world_size) as threads:
         return list(
-            threads.map(
-                lambda rank: store_of_this_attempt(store, rank, world_size), range(world_size)
-            )
+            threads.map(lambda rank: open_attempt_store(store, rank, world_size), range(world_size))
         )
 
 
@@ -84,7 +82,7 @@ def test_every_start_has_keys_of_its_own(store):
 def test_a_rank_that_does_not_start_is_named(store, rank, absent):
     store.set_timeout(datetime.timedelta(seconds=0.2))
     with pytest.raises(SettingsError, match=rf"rank {absent} of 3 did not start within 0\.2 s"):
-        store_of_this_attempt(store, rank, 3)
+        open_attempt_store(store, rank, 3)
 
 
 @pytest.mark.parametrize(

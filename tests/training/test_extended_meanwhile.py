@@ -92,7 +92,7 @@ def test_rows_that_are_gone(
     _meanwhile(monkeypatch, what, number, remove)
     with pytest.raises(BadInputError, match=r"loader was made(.|\n)*restart the training"):
         _train(output)
-    assert f"{tmp_path / 'final'}: written, although the evaluation" in caplog.text
+    assert f"{tmp_path / 'final'}: saved, although the evaluation" in caplog.text
     assert CheckpointRecord.read(tmp_path / "final").training["steps"] == 6
     add(output, raw / "day_3")
     assert _train(output).status == "already done"

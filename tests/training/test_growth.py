@@ -73,7 +73,7 @@ def test_rows_follow_their_values(history, data):
             expected[row] = 2 + hashed % column.oov_ids if row < now else 2
     begin = data.draw(st.integers(0, sizes[1]))
     end = data.draw(st.integers(begin, sizes[1]))  # a shard
-    rows, origins = table.anew(begin, end)
+    rows, origins = table.list_new_rows(begin, end)
     assert dict(zip(rows.tolist(), origins.tolist(), strict=True)) == {
         row: origin for row, origin in expected.items() if begin <= row < end
     }
@@ -95,8 +95,8 @@ def test_ids_that_share_rows():
     for values in ([40, 40], [40, 41]):
         table = grown(20, 20, values)
         assert table.kept == 20
-        assert not len(table.anew(0, 20)[0])
-    rows, _ = grown(50, 50, [40, 60]).anew(0, 50)
+        assert not len(table.list_new_rows(0, 20)[0])
+    rows, _ = grown(50, 50, [40, 60]).list_new_rows(0, 50)
     assert rows.tolist() == list(range(43, 50))
     assert grown(43, 50, [40, 60]).kept == 43  # no rows were shared
     for then, now in ((20, 30), (50, 40)):

@@ -52,7 +52,7 @@ def test_sizes(data):
     with pytest.raises(SettingsError, match="cat_2: its ids share rows"):
         sizes(data, *LIMITED, "--gauc_column=cat_2")
     assert sizes(data, *LIMITED, "--gauc_column=cat_0")
-    with pytest.raises(SettingsError, match="--loader merlin cannot do --hash_indices"):
+    with pytest.raises(SettingsError, match="--loader merlin does not support --hash_indices"):
         parse_settings([*LIMITED, "--loader=merlin"])
 
 

@@ -226,7 +226,7 @@ def test_every_model_takes_histories(data: Path, tmp_path: Path, model: str) -> 
     )
     assert ModelConfig.from_dict(config.to_dict()) == config
     with_own_tables = replace(config, vocabularies=())
-    assert "vocabularies was None" in config.differences(with_own_tables)
+    assert "vocabularies was None" in config.describe_differences(with_own_tables)
 
 
 def write_past(root: Path, click: Callable[[list[tuple[int, ...]]], float], keys: int) -> Path:

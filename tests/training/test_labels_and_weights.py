@@ -193,14 +193,14 @@ def test_resuming_with_another_label(weighted, tmp_path):
 
 def test_continuing_with_another_label(runs, weighted, tmp_path):
     before = f"--continue_from={runs[1, 'liked'] / 'final'}"
-    with pytest.raises(SettingsError, match=r"trained on label liked, now it is label\n.*liked"):
+    with pytest.raises(SettingsError, match=r"on label liked, but this run trains label\n.*liked"):
         train_here(*flags_of(weighted, tmp_path, before))
 
 
 def test_weights_for_another_label(runs, weighted, tmp_path, caplog):
     load = f"--load_checkpoint_path={runs[1, 'liked'] / 'final'}"
     train_here(*flags_of(weighted, tmp_path / "a", load, "--label=bought", "--max_steps=1"))
-    assert "was trained on label liked, now the label is bought" in caplog.text
+    assert "was trained on label liked, this run uses bought" in caplog.text
 
 
 def test_an_evaluation_takes_the_label_of_its_checkpoint(runs, weighted, tmp_path):
@@ -269,7 +269,7 @@ def test_what_several_labels_cannot_do(runs, weighted, tmp_path):
     for flags, message in (
         ([*turned, *steps, "--resume"], "label was liked,label, is label,liked"),
         (["--label=bought", *steps, "--resume"], "another model: labels was 2, is 1"),
-        ([f"--continue_from={final}"], "trained on label liked,label, now it is label\n"),
+        ([f"--continue_from={final}"], "trained on label liked,label, but this run trains label\n"),
         ([f"--load_checkpoint_path={final}"], "another model: labels was 2, is 1"),
         ([*turned, "--undersampling_rate=0.5"], "labels label, liked\n.*give one label"),
         (["--label=label,label", *TWO], "one is named twice"),

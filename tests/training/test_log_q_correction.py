@@ -287,7 +287,7 @@ def test_a_run_that_goes_on_keeps_the_flag(likes: Likes, tmp_path: Path) -> None
     train_here(*small_run(likes.split, tmp_path / "b", *continued))
     record = CheckpointRecord.read(tmp_path / "b" / "final")
     assert record.training["settings"]["log_q_correction"] is True
-    with pytest.raises(SettingsError, match=r"trained with --log_q_correction, now it is --no-log"):
+    with pytest.raises(SettingsError, match=r"with --log_q_correction, but this run has --no-log"):
         train_here(*small_run(likes.split, tmp_path / "c", *continued, "--no-log_q_correction"))
     resumed = [steps, "--resume", "--limit_train_batches=20"]
     with pytest.raises(SettingsError, match="log_q_correction was True, is False"):
@@ -297,6 +297,6 @@ def test_a_run_that_goes_on_keeps_the_flag(likes: Likes, tmp_path: Path) -> None
 
 def test_data_drawn_evenly_are_refused_with_the_flag(tmp_path: Path) -> None:
     likes = write_likes(tmp_path, 0, rows=300)
-    with pytest.raises(SettingsError, match="the rows of the data have none"):
+    with pytest.raises(SettingsError, match="the data have no log-Q correction"):
         train_here(*small_run(likes.split, tmp_path / "run", "--log_q_correction"))
     train_here(*small_run(likes.split, tmp_path / "run"))

@@ -74,7 +74,7 @@ def test_a_checkpoint_keeps_it(data, tmp_path, caplog, monkeypatch):
     steps = [f"--checkpoint_dir={tmp_path / 'steps'}", "--checkpoint_freq=2", TEMPLATE]
     train_here(*small_run(data, tmp_path, *steps, "--max_steps=4"))
     record = CheckpointRecord.read(tmp_path / "final")
-    assert f"--vector_scale {record.model['vector_scale']:g}, found" in caplog.text
+    assert f"--vector_scale {record.model['vector_scale']:g}, chosen by how far" in caplog.text
     monkeypatch.setattr("nvt_torchrec.training.sharding.own_scale._SCALES", (0.125,))
     (tmp_path / "final").rename(tmp_path / "first")
     train_here(*small_run(data, tmp_path, *steps, "--max_steps=6", "--resume"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nvt_torchrec.training.checkpoint.directories import list_whole
+from nvt_torchrec.training.checkpoint.directories import list_complete
 from nvt_torchrec.training.launch.preemption import EXIT_STATUS
 from nvt_torchrec.training.loop import train_steps, trainer
 from tests.training.runs import (
@@ -63,7 +63,7 @@ def test_alone(data, whole, tmp_path, monkeypatch, caplog, what, number, step):
             train_here(*flags)
     assert ended.value.code == EXIT_STATUS == 143
     assert f"SIGTERM: the run ends after step {step}; --resume continues" in caplog.text
-    assert [path.name for path in list_whole(tmp_path / "steps")] == [f"step_{step:08}"]
+    assert [path.name for path in list_complete(tmp_path / "steps")] == [f"step_{step:08}"]
     assert not (tmp_path / "final").exists()
     assert signal.getsignal(signal.SIGTERM) == before
     result = train_here(*flags, "--resume")
@@ -82,7 +82,7 @@ def test_without_a_directory_nothing_is_kept_and_a_warning_is_logged(
     with pytest.raises(SystemExit) as ended:
         train_here(*flags, f"--save_checkpoint_path={tmp_path / 'final'}")
     assert ended.value.code == 143
-    assert "ends after step 5; nothing is kept of it without --checkpoint_dir" in caplog.text
+    assert "ends after step 5; without --checkpoint_dir, nothing of it is kept" in caplog.text
     assert not list(tmp_path.iterdir())
 
 
@@ -163,7 +163,7 @@ def test_torchrun_is_told_and_a_later_job_resumes(data, two_ranks, tmp_path, sta
     assert status != 0
     assert "SIGTERM: the run ends after step " in stderr
     assert "forcefully" not in stderr, "nothing had to be killed"
-    (checkpoint,) = list_whole(tmp_path / "steps")
+    (checkpoint,) = list_complete(tmp_path / "steps")
     train_many([[*flags, "--resume"]], 2)
     assert checkpoint.name == f"step_{resumed_step(tmp_path):08}"
     assert_same(tmp_path / "final", two_ranks / "same" / "final")

@@ -17,7 +17,7 @@ import torch
 
 from nvt_torchrec.base.errors import OutputError, SchemaError, SettingsError
 from nvt_torchrec.models.checkpoint.record import FORMAT, CheckpointRecord
-from nvt_torchrec.training.checkpoint.directories import list_whole
+from nvt_torchrec.training.checkpoint.directories import list_complete
 from nvt_torchrec.training.launch import distributed
 from nvt_torchrec.training.loop import trainer
 from nvt_torchrec.training.loop.evaluate import evaluate
@@ -140,8 +140,8 @@ def test_from_one_rank_to_two(whole, two_ranks):
 def test_from_two_ranks_to_one(data, two_ranks, tmp_path):
     """The losses are those of the ranks that would have gone on."""
     shutil.copytree(two_ranks / "adagrad" / "steps", tmp_path / "steps")
-    assert CheckpointRecord.read(list_whole(tmp_path / "steps")[-1]).world_size == 2
-    for path in list_whole(tmp_path / "steps")[1:]:
+    assert CheckpointRecord.read(list_complete(tmp_path / "steps")[-1]).world_size == 2
+    for path in list_complete(tmp_path / "steps")[1:]:
         shutil.rmtree(path)
     train_here(*adagrad_flags(data, tmp_path), "--resume")
     expected = losses(two_ranks / "adagrad" / "log")[resumed_step(tmp_path) :]
@@ -205,7 +205,7 @@ def test_data_that_moved_without_their_workflow(data, whole, tmp_path, monkeypat
     first = _moved(data, tmp_path)
     write_workflow(first.parents[1] / "workflow", 0)
     train_until_pulled(monkeypatch, 20, *flags_of(first, tmp_path))
-    (resumed,) = list_whole(tmp_path / "steps")[-1:]
+    (resumed,) = list_complete(tmp_path / "steps")[-1:]
     assert CheckpointRecord.read(resumed).training["workflow_digest"] == DIGESTS[0]
     second = first.rename(tmp_path / "split")
     train_here(*flags_of(second, tmp_path), "--resume")
@@ -214,13 +214,15 @@ def test_data_that_moved_without_their_workflow(data, whole, tmp_path, monkeypat
 
 
 def test_another_workflow_is_refused(data, started):
-    (path,) = list_whole(started / "steps")[-1:]
+    (path,) = list_complete(started / "steps")[-1:]
     value = json.loads((path / "model.json").read_text())
     value["training"]["workflow_digest"] = "another"
     (path / "model.json").write_text(json.dumps(value | {"blake2b": FORMAT.digest(value)}))
     split = _moved(data, started)
     write_workflow(split.parents[1] / "workflow", 0)
-    with pytest.raises(SchemaError, match=f"data of workflow another, these are of {DIGESTS[0]}"):
+    with pytest.raises(
+        SchemaError, match=f"data of workflow another, but this run has {DIGESTS[0]}"
+    ):
         train_here(*flags_of(split, started), "--resume")
 
 
@@ -246,7 +248,7 @@ def _rewrite(split: Path, factor: float) -> None:
 
 
 def test_half_written_checkpoints_are_never_resumed_from_and_removed(data, started):
-    newest = list_whole(started / "steps")[-1]
+    newest = list_complete(started / "steps")[-1]
     newest.rename(newest.with_name(".step_00000084.tmp"))  # killed before the rename
     shutil.copytree(newest.with_name(".step_00000084.tmp"), started / "steps" / ".step_1.old.tmp")
     train_here(*flags_of(data, started), "--resume")
@@ -256,7 +258,7 @@ def test_half_written_checkpoints_are_never_resumed_from_and_removed(data, start
 
 def test_a_full_disk_stops_training_and_keeps_what_was_written(data, started):
     """A real one, as far as a process can tell: no file may grow beyond 16 KiB."""
-    for path in list_whole(started / "steps")[1:]:
+    for path in list_complete(started / "steps")[1:]:
         shutil.rmtree(path)
     train = shlex.join(train_script(*flags_of(data, started), "--resume"))
     result = run_command(["bash", "-c", f"ulimit -f 16; {train}"])
@@ -271,7 +273,7 @@ def test_a_full_disk_stops_training_and_keeps_what_was_written(data, started):
 def test_without_a_frequency_checkpoints_are_written_at_each_evaluation(data, tmp_path):
     flags = [f"--binary_path={data}", "--batch_size=32", "--validation_freq_within_epoch=8"]
     train_here(*flags, f"--checkpoint_dir={tmp_path}", "--keep=2")
-    assert [path.name for path in list_whole(tmp_path)] == ["step_00000016", "step_00000024"]
+    assert [path.name for path in list_complete(tmp_path)] == ["step_00000016", "step_00000024"]
 
 
 def test_mode_test_evaluates_a_checkpoint(data, whole, tmp_path):

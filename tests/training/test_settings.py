@@ -48,13 +48,13 @@ def test_defaults_are_those_of_the_example_but_for_rates_and_sizes():
         ("--max_table_size 50 --hash_indices --num_embeddings 9", "both set"),
         ("--keep 2", "without a checkpoint to write\n.*--save_checkpoint_path"),
         ("--learning_rate 1 --change_lr --lr_warmup_steps 3", "give one schedule"),
-        ("--embedding_dim 6 --dense_arch_layer_sizes 6", "--embedding_dim 6\n.*multiple of 4"),
+        ("--embedding_dim 6 --dense_arch_layer_sizes 6", "--embedding_dim 6: not a multiple of 4"),
         ("--continue_from a --load_checkpoint_path b", "are both set"),
         ("--days new", "--days new without --continue_from"),
         ("--days 1-", r"days '1-': cannot read '1-'\n.*0-3,7"),
         (
             "--loader merlin --shuffle_training_set",
-            "--loader merlin cannot do --shuffle_training_set\n.*docs/loader.md",
+            "--loader merlin does not support --shuffle_training_set\n.*docs/loader.md",
         ),
     ],
 )
@@ -87,7 +87,7 @@ def test_help_and_errors_need_no_torch(flag, message):
     [
         ([], "no such directory"),
         (["."], "holds no train, valid, test\n.*python -m etl run"),
-        (["train", "validation", "test"], "holds no valid\n.*calls it 'valid': rename it"),
+        (["train", "validation", "test"], "holds no valid\n.*rename the directory 'validation'"),
         (["train", "valid"], "holds no test"),
         (
             [f"criteo_binary/split/{split}" for split in ("train", "valid", "test")],

@@ -23,10 +23,10 @@ from nvt_torchrec.training.launch.distributed import process_group
 from nvt_torchrec.training.loop.train import train
 from nvt_torchrec.training.optim.learning_rates import compute_rates
 from nvt_torchrec.training.settings.train_settings import (
+    choose_global_batch,
+    choose_size_name,
     fill_sizes,
-    global_batch_for,
     parse_settings,
-    size_for,
 )
 from nvt_torchrec.training.sharding.model_config import model_config
 from tests.nvt_loader.data import write_split
@@ -51,7 +51,7 @@ def _sizes(settings):
     [(0, "tiny", 32), (80_000, "tiny", 128), (10**6, "small", 2048), (4 * 10**9, "large", 16384)],
 )
 def test_by_rows(rows, size, batch):
-    assert (size_for(rows), global_batch_for(rows)) == (size, batch)
+    assert (choose_size_name(rows), choose_global_batch(rows)) == (size, batch)
 
 
 def test_flags_win():

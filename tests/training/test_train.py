@@ -207,7 +207,7 @@ def test_a_checkpoint_is_never_overwritten(data, one_rank, flags, monkeypatch):
     same = small_run(data, one_rank, *flags)
     before = (one_rank / "final" / "model.json").read_bytes()
     for other in (small_run(data, one_rank), [*same, "--max_steps=60"]):
-        with pytest.raises(OutputError, match="holds a checkpoint already"):
+        with pytest.raises(OutputError, match="already holds a checkpoint"):
             train_here(*other)
     assert train_here(*same).steps == 2 * STEPS, "asked again, it is done already"
     assert (one_rank / "final" / "model.json").read_bytes() == before

@@ -66,7 +66,7 @@ def test_what_is_given_is_not_searched(plays, tmp_path, caplog):
     ("flags", "reason"),
     [
         ("--tune=20", "--tune 20: not a duration"),
-        ("--tune=1h --model=a:b", "its settings are not known"),
+        ("--tune=1h --model=a:b", "cannot search the settings of --model a:b"),
         ("--tune=1h --continue_from=x", "are both set"),
     ],
 )

@@ -20,7 +20,7 @@ from nvt_torchrec.models.checkpoint.record import CheckpointRecord, compute_dige
 from nvt_torchrec.models.checkpoint.tensor_files import read_tensors
 from nvt_torchrec.training.checkpoint import restoring
 from nvt_torchrec.training.checkpoint.ancestor import remove_older
-from nvt_torchrec.training.checkpoint.directories import list_whole
+from nvt_torchrec.training.checkpoint.directories import list_complete
 from nvt_torchrec.training.launch.distributed import process_group
 from tests.mutations import flip_bit
 from tests.training.runs import (
@@ -36,7 +36,7 @@ from tests.training.runs import (
 
 def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_taken(data, whole, started, caplog):
     """Of the optimizer's state, which no forward pass would miss."""
-    newest = list_whole(started / "steps")[-1]
+    newest = list_complete(started / "steps")[-1]
     (part,) = newest.glob("*.distcp")
     items = read_tensors(newest).items()
     chunk = next(tensor.chunks[0] for key, tensor in items if key.startswith("optimizer.tables"))
@@ -48,7 +48,7 @@ def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_taken(data, whole, s
 
 def test_keep_removes_checkpoints_of_the_row_alone(started):
     """Whatever ``continued_from`` names; a directory beside it was enough."""
-    *_, before, last = list_whole(started / "steps")
+    *_, before, last = list_complete(started / "steps")
     victim = before.with_name("webapp")
 
     def forge(path: Path, digest: str) -> None:
@@ -77,7 +77,9 @@ def _assert_resumes_from_the_one_before(data, whole, path, caplog, why: str) -> 
     """Passes the newest over, says so, and ends as the run that was not interrupted."""
     train_here(*flags_of(data, path), "--resume")
     assert resumed_step(path) == 77
-    (said,) = [record.message for record in caplog.records if "passed over" in record.message]
+    (said,) = [
+        record.message for record in caplog.records if "skipped, and renamed" in record.message
+    ]
     assert "step_00000084" in said
     assert why in said
     assert_same(path / "final", whole / "final")
@@ -87,7 +89,7 @@ def _assert_resumes_from_the_one_before(data, whole, path, caplog, why: str) -> 
 
 
 def test_an_incomplete_checkpoint_is_passed_over(data, whole, started, caplog):
-    file = list_whole(started / "steps")[-1] / "model.json"
+    file = list_complete(started / "steps")[-1] / "model.json"
     file.write_text(file.read_text()[:500])
     _assert_resumes_from_the_one_before(data, whole, started, caplog, "cannot be read")
 
@@ -95,15 +97,15 @@ def test_an_incomplete_checkpoint_is_passed_over(data, whole, started, caplog):
 @pytest.fixture
 def newest_is_nan(data, started, monkeypatch) -> Path:
     """What a program left that wrote checkpoints without a look at their values."""
-    shutil.rmtree(list_whole(started / "steps")[-1])
+    shutil.rmtree(list_complete(started / "steps")[-1])
     diverging = ["--change_lr", "--lr_change_point=0.9", "--lr_after_change_point=1e38"]
     quiet = "--throughput_check_freq_within_epoch=1000"
     with monkeypatch.context() as patch:
-        patch.setattr("nvt_torchrec.training.checkpoint.saving.not_finite", lambda state: "")
+        patch.setattr("nvt_torchrec.training.checkpoint.saving.find_not_finite", lambda state: "")
         with pytest.raises(SettingsError, match="the loss is nan"):
             train_here(*flags_of(data, started), "--resume", *diverging, quiet)
     shutil.rmtree(started / "log")
-    assert list_whole(started / "steps")[-1].name == "step_00000084"
+    assert list_complete(started / "steps")[-1].name == "step_00000084"
     return started
 
 
@@ -114,7 +116,7 @@ def test_a_checkpoint_with_nan_is_passed_over(data, whole, newest_is_nan, caplog
 
 def test_weights_that_are_not_finite_are_refused(data, newest_is_nan):
     """By whatever scores rows with them, and by training that would start from them."""
-    path = list_whole(newest_is_nan / "steps")[-1]
+    path = list_complete(newest_is_nan / "steps")[-1]
     with pytest.raises(
         BadInputError, match=r"(?s)step_00000084: .* not finite.*earlier checkpoint"
     ):
@@ -126,7 +128,7 @@ def test_weights_that_are_not_finite_are_refused(data, newest_is_nan):
 
 def test_no_usable_checkpoint_is_an_error_and_renames_none(data, newest_is_nan):
     started = newest_is_nan
-    first, second, third = list_whole(started / "steps")
+    first, second, third = list_complete(started / "steps")
     (first / ".metadata").unlink()
     (second / "model.json").unlink()
     with pytest.raises(BadInputError, match=r"(?s)none of its 3 .*not finite.*no such.*missing"):
@@ -148,7 +150,7 @@ def test_a_diverged_run_stops_and_keeps_its_finite_checkpoints(data, tmp_path, r
         result = torchrun("train_torchrec.py", *MODEL, *flags, *diverging, timeout=800)
         assert result.returncode == 1
         assert re.search(message, result.stderr), result.stderr
-    kept = list_whole(tmp_path / "steps")
+    kept = list_complete(tmp_path / "steps")
     assert [path.name for path in kept] == ["step_00000042", "step_00000045"]
     for path in kept:
         read_model(path)  # raises for what is not finite

@@ -271,7 +271,7 @@ def test_what_is_served_is_what_was_trained(data: Path, tmp_path: Path, name: st
     if name == "din":  # its batches have a key for each event
         loader = KJTLoader(data / "test", 16, device="cpu", max_events=5)
         batch = next(iter(loader))
-        with pytest.raises(ValueError, match="the model takes dense_vectors, and none are given"):
+        with pytest.raises(ValueError, match="the model takes dense_vectors, but none are given"):
             score_batch(scorer, dataclasses.replace(batch, dense_vectors=None))
         assert torch.isfinite(score_batch(scorer, batch)).all()
         return
@@ -319,7 +319,7 @@ def test_configurations_are_read_back() -> None:
     assert config.vectors == ("a", "b", "text", "picture")
     assert config.vector_bounds == {"text": (0, 7), "picture": (7, 11)}
     assert config.vector_inputs == 11
-    assert config.differences(plain)
+    assert config.describe_differences(plain)
     for broken in (
         {"dense_vectors": [{"name": "text", "width": 10**9, "dtype": "float32"}]},
         {"dense_vectors": [{"name": "../text", "width": 5, "dtype": "float32"}]},

@@ -105,6 +105,6 @@ def test_the_first_batch_decides(vector, monkeypatch, caplog):
             joined, _ = join(*inputs, 3)
     assert torch.equal(joined, join_by_operators(*inputs, 3)[0])
     assert [record.message.split(":")[0] for record in caplog.records] == [
-        "vectors are joined by PyTorch's operators, which takes longer, because the kernel that "
-        "joins them on a GPU failed or differs"
+        "vectors are joined by PyTorch's operators, which takes longer, because the GPU kernel "
+        "failed or its results differ"
     ]

@@ -24,7 +24,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows, is_missing, make_empty_rows
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.store import build, fitted_state, load
+from nvt_torchrec.workflows.store import build, extract_fitted, load
 from nvt_torchrec.workflows.vocabulary import fit_vocabulary
 from nvt_torchrec.workflows.workflow_frames import to_frame
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
@@ -48,7 +48,7 @@ def fit(spec: FeatureSpec, parts: list[RawRows], directory: Path) -> nvtabular.W
 
 
 def save(workflow: nvtabular.Workflow, spec: FeatureSpec, path: Path) -> WorkflowDescription:
-    return write_workflow(path, spec, fitted_state(workflow, spec))
+    return write_workflow(path, spec, extract_fitted(workflow, spec))
 
 
 def check(frame: pd.DataFrame, expected: dict[str, list], spec: FeatureSpec) -> None:

@@ -142,7 +142,7 @@ def test_ids_that_are_outside_of_their_table(saved: Path, column: int) -> None:
     """Their checksums are right; they count as out of vocabulary."""
     workflow = compiled.load(saved)
     whole = np.array(workflow._words)
-    begin, slots, wide = workflow._places[column][:3]
+    begin, slots, wide = workflow._regions[column][:3]
     table = slice(begin + wide, begin + slots * (1 + wide), 1 + wide)
     rows = parse_text(["3,-5,a", "ffffffff,1099511627776,bc"])
     shift = np.uint64(0 if wide else 32)
@@ -217,9 +217,9 @@ def test_vocabularies_that_are_not_what_is_described(saved: Path) -> None:
         _expect_refusal(saved, "not compiled")
         assert not list((saved / "compiled").glob(".*"))
 
-    expect("c_hex32", pa.array([1, 1]), r"unique.c_hex32.*value 1 is in the vocabulary twice")
+    expect("c_hex32", pa.array([1, 1]), r"unique.c_hex32.*the vocabulary has value 1 twice")
     expect("c_int", pa.array([2**40, 2**40]), "twice")
-    expect("c_hex32", pa.array([1, 2**32]), "more than 32 bits")
+    expect("c_hex32", pa.array([1, 2**32]), "values of over 32 bits")
     expect("c_hex32", pa.array([1, 2, 3]), "values instead of 2")
     expect("c_hex32", pa.array([1]), "values instead of 2")
     expect("c_int", pa.array(["a", "b"]), "not .*int64.* without nulls")

@@ -142,7 +142,7 @@ def test_the_state_of_another_generation(copy: Path, line: Path) -> None:
     shutil.rmtree(copy / "extension")
     _expect_refusal(copy, r"state.json: no such file")
     shutil.copytree(line / "1" / "extension", copy / "extension")
-    _expect_refusal(copy, r"state of generation 1 with digest", SchemaError)
+    _expect_refusal(copy, r"belongs to generation 1 with digest", SchemaError)
     assert not (copy / "next").exists()
 
 

@@ -17,7 +17,7 @@ from nvtabular import ops
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from nvt_torchrec.workflows.store import build, fitted_state, load
+from nvt_torchrec.workflows.store import build, extract_fitted, load
 from nvt_torchrec.workflows.writer import write_workflow
 from tests.mutations import flip_bit
 
@@ -29,7 +29,7 @@ FRAME = pd.DataFrame({"label": [0.0, 1.0], "x": [1.0, 2.0], "c": [8.0, 7.0]})
 def saved(tmp_path: Path) -> Path:
     workflow = build(SPEC, tmp_path / "fit")
     workflow.fit(nvtabular.Dataset(pd.concat([FRAME, FRAME[1:]]), cpu=True))
-    write_workflow(tmp_path / "workflow", SPEC, fitted_state(workflow, SPEC))
+    write_workflow(tmp_path / "workflow", SPEC, extract_fitted(workflow, SPEC))
     return tmp_path / "workflow"
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
 from nvt_torchrec.base.files.atomic import read_json, write_json
-from nvt_torchrec.base.files.validation import parse, path_inside
+from nvt_torchrec.base.files.validation import parse, resolve_inside
 from nvt_torchrec.base.threads import count_cores, map_in_order
 
 T = TypeVar("T")
@@ -159,7 +159,7 @@ def check_sizes(directory: Path, files: Mapping[str, FileEntry], remedy: str) ->
         BadInputError: One does not; ``remedy`` says what to do about that.
     """
     for name, entry in files.items():
-        file = path_inside(directory, name, directory, remedy)
+        file = resolve_inside(directory, name, directory, remedy)
         if not os.path.isfile(file):  # False also for a name that is too long
             raise BadInputError(f"{file}: missing", remedy)
         size = file.stat().st_size

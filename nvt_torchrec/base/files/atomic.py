@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias, TypeVar
 
 from nvt_torchrec.base.errors import BadInputError, OutputError
-from nvt_torchrec.base.files.validation import read_regular, strict_json
+from nvt_torchrec.base.files.validation import parse_strict_json, read_regular
 
 #: Ending of files and directories that are being written. They are never read, and may always be
 #: deleted.
@@ -195,7 +195,7 @@ def remove(path: Path | str) -> None:
         fsync_directory(path.parent)
 
 
-def will_read(path: Path | str, begin: int, end: int) -> None:
+def start_reading(path: Path | str, begin: int, end: int) -> None:
     """Have the system read bytes ``[begin, end)`` of a local file into memory, without waiting.
 
     This is a hint. Where it is not possible, for a remote file for example, nothing happens.
@@ -293,7 +293,7 @@ def read_json(path: Path | str, what: str, remedy: str = "") -> Any:
             twice; or it is larger than what this project writes.
     """
     try:
-        return strict_json(read_regular(path, _MAX_JSON_BYTES).decode())
+        return parse_strict_json(read_regular(path, _MAX_JSON_BYTES).decode())
     except FileNotFoundError:
         raise BadInputError(
             f"{path}: no such file", f"check the path; it should lead to {what}"
@@ -321,11 +321,11 @@ def new_directory(path: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)  # left by a run that was killed
             temporary.mkdir(parents=True)
             yield temporary
-            for path_inside in (temporary, *temporary.rglob("*")):
-                if path_inside.is_dir():
-                    fsync_directory(path_inside)
+            for resolve_inside in (temporary, *temporary.rglob("*")):
+                if resolve_inside.is_dir():
+                    fsync_directory(resolve_inside)
                 else:
-                    with open(path_inside, "rb") as opened:  # may be a link to a read-only file
+                    with open(resolve_inside, "rb") as opened:  # may be a link to a read-only file
                         os.fsync(opened.fileno())
             os.rename(temporary, path)
             fsync_directory(path.parent)

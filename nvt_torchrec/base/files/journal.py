@@ -51,7 +51,7 @@ class Journal:
         """Write another plan, for which the same records hold. Raises :class:`OutputError`."""
         write_json(self.directory / PLAN_FILE, plan)
 
-    def plan(self, kind: type[T], remedy: str) -> T | None:
+    def read_plan(self, kind: type[T], remedy: str) -> T | None:
         """Return the plan that the job was begun with; None if it was not begun.
 
         Args:
@@ -72,7 +72,7 @@ class Journal:
         # later record counts. Random letters keep apart what two processes write at a time.
         write_json(self._units / f"{time.time_ns():020}.{secrets.token_hex(4)}.json", records)
 
-    def finished(self, kind: type[T]) -> dict[str, T]:
+    def read_finished(self, kind: type[T]) -> dict[str, T]:
         """Return the records of the finished units, by name.
 
         Args:

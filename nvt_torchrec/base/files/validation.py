@@ -62,7 +62,7 @@ def read_regular(path: Path | str, maximum: int) -> bytes:
         return file.read(maximum)
 
 
-def strict_json(text: str | bytes | bytearray) -> Any:
+def parse_strict_json(text: str | bytes | bytearray) -> Any:
     """Return the value of a JSON text that all programs read in the same way.
 
     Raises:
@@ -76,11 +76,11 @@ def strict_json(text: str | bytes | bytearray) -> Any:
         raise ValueError("values are nested too deep") from None
 
 
-def _no_constant(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number in JSON; a missing value is null")
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object; programs differ in which value of a duplicate key they take."""
     items = dict(pairs)
     if len(items) < len(pairs):
@@ -91,10 +91,10 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 #: Made once: `json.loads` makes one for each text.
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+_DECODER = json.JSONDecoder(object_pairs_hook=_make_object, parse_constant=_refuse_constant)
 
 
-def path_inside(directory: Path, name: str, source: Path | str, remedy: str = "") -> Path:
+def resolve_inside(directory: Path, name: str, source: Path | str, remedy: str = "") -> Path:
     """Return the path of a file or directory that another file names, below ``directory``.
 
     Args:

@@ -25,11 +25,11 @@ def render(template: Path, **values: Any) -> str:
     Raises:
         jinja2.UndefinedError: The template uses a variable or an attribute that does not exist.
     """
-    return environment(template.parent).get_template(template.name).render(**values)
+    return get_environment(template.parent).get_template(template.name).render(**values)
 
 
 @functools.cache  # it keeps templates once they are compiled, which takes longer than a page
-def environment(directory: Path) -> jinja2.Environment:
+def get_environment(directory: Path) -> jinja2.Environment:
     """Return the environment of the templates in ``directory``, one for all pages of a process."""
     here = Path(__file__).parent
     result = jinja2.Environment(

@@ -76,7 +76,7 @@ def columns(
         form: The kind of the values, "share" or "count".
         marked: The number of columns, counted from the last, that have the second colour.
     """
-    ticks = ticks_to(max(values, default=0.0))
+    ticks = choose_ticks_from_zero(max(values, default=0.0))
     scale = (BOTTOM - TOP) / ticks[-1]
     step = (RIGHT - LEFT) / max(1, len(values))
     bars = []
@@ -148,7 +148,7 @@ def lines(series: Sequence[Series], *, x: str, y: str, form: str, from_zero: boo
                 dots.append((*locate(point), tooltip))
         drawn.append(Line(line.name, line.kind, [locate(point) for point in line.points], dots))
     x_ticks = []
-    for tick in ticks_to(max(xs)):
+    for tick in choose_ticks_from_zero(max(xs)):
         if tick <= max(xs):
             left, _ = locate((tick, 0))
             x_ticks.append(Tick(left, short(tick)))
@@ -165,7 +165,7 @@ def _choose_ticks(lowest: float, highest: float) -> list[float]:
         lowest = lowest - abs(lowest) * 0.05 - 1e-9
         highest = highest + abs(highest) * 0.05 + 1e-9
     # 1e-9 and .999 below forgive rounding errors of what is a multiple of the step
-    step = ticks_to(highest - lowest)[1]
+    step = choose_ticks_from_zero(highest - lowest)[1]
     first = math.floor(lowest / step + 1e-9)
     return [step * i for i in range(first, math.ceil(highest / step - 1e-9) + 1)]
 
@@ -178,7 +178,7 @@ def _format_tick(value: float, ticks: Sequence[float], form: str) -> str:
     return f"{value:.{digits}f}"
 
 
-def ticks_to(highest: float) -> list[float]:
+def choose_ticks_from_zero(highest: float) -> list[float]:
     """Choose three to six round numbers from 0 to at least ``highest``."""
     if highest <= 0:
         return [0.0, 1.0]

@@ -21,7 +21,7 @@ _LONG_LIST = 15
 _BYTES = [bytes([number]) for number in range(256)]
 
 
-def varint(number: int) -> bytes:
+def encode_varint(number: int) -> bytes:
     """Return an unsigned integer in groups of 7 bits, the lowest first."""
     if number < 128:
         return _BYTES[number]
@@ -35,7 +35,7 @@ def varint(number: int) -> bytes:
 
 def _zigzag(number: int) -> bytes:
     """Return a signed integer: 0, -1, 1, -2 … as 0, 1, 2, 3 …, so that small ones are short."""
-    return varint(number << 1 if number >= 0 else ~(number << 1))
+    return encode_varint(number << 1 if number >= 0 else ~(number << 1))
 
 
 def i32(number: int) -> Value:
@@ -55,7 +55,7 @@ def boolean(flag: bool) -> Value:
 
 def binary(content: bytes) -> Value:
     """Return bytes, or a text in UTF-8."""
-    return BINARY, varint(len(content)) + content
+    return BINARY, encode_varint(len(content)) + content
 
 
 def list_value(values: Sequence[Value]) -> Value:
@@ -64,7 +64,7 @@ def list_value(values: Sequence[Value]) -> Value:
     if len(values) < _LONG_LIST:
         header = bytes([len(values) << 4 | kind])
     else:
-        header = bytes([_LONG_LIST << 4 | kind]) + varint(len(values))
+        header = bytes([_LONG_LIST << 4 | kind]) + encode_varint(len(values))
     return LIST, header + b"".join(content for _, content in values)
 
 

@@ -53,7 +53,7 @@ _MAX_DEPTH = 12
 _PATH_BITS = 5
 
 
-def structs_path(*fields: int) -> int:
+def join_path(*fields: int) -> int:
     """Return the path of a field, by the numbers of the fields from the root on."""
     number = 0
     for field in fields:
@@ -62,16 +62,16 @@ def structs_path(*fields: int) -> int:
 
 
 #: Of ColumnMetaData.
-_CHUNK = structs_path(4, 1, 3)
+_CHUNK = join_path(4, 1, 3)
 #: Of its fields in the order of CODEC to DICTIONARY.
-_CHUNK_NUMBERS = np.array([structs_path(4, 1, 3, field) for field in (4, 5, 6, 7, 9, 11)])
+_CHUNK_NUMBERS = np.array([join_path(4, 1, 3, field) for field in (4, 5, 6, 7, 9, 11)])
 
 #: How many bytes are read from the end of a file first; few footers have more.
 _TAIL_BYTES = 64 << 10
 
 
 @numba.njit(inline="always")
-def varint(memory, at, end):
+def read_varint(memory, at, end):
     """Read an unsigned integer of 7 bits a byte.
 
     Returns:
@@ -136,7 +136,7 @@ def read_structs(memory, at, end, struct, wanted, numbers):
             kind = byte & 15
             fields[depth] += byte >> 4
             if byte < 16:  # the field's number is not near the last one, and follows as a whole
-                value, at = varint(memory, at, end)
+                value, at = read_varint(memory, at, end)
                 if at < 0:
                     return -1, count
                 fields[depth] = _signed(value)
@@ -157,7 +157,7 @@ def read_structs(memory, at, end, struct, wanted, numbers):
                 kinds[depth] = byte & 15
                 lefts[depth] = byte >> 4
                 if byte >> 4 == 15:
-                    value, at = varint(memory, at, end)
+                    value, at = read_varint(memory, at, end)
                     if at < 0 or value > np.uint64(end - at):
                         return -1, count
                     lefts[depth] = value
@@ -166,7 +166,7 @@ def read_structs(memory, at, end, struct, wanted, numbers):
         elif kind in (BYTE, DOUBLE):
             at += 1 if kind == BYTE else 8
         elif I16 <= kind <= BINARY:
-            value, at = varint(memory, at, end)
+            value, at = read_varint(memory, at, end)
             if at < 0:
                 return -1, count
             if kind == BINARY:
@@ -247,7 +247,7 @@ def parse_footer(file: IO[bytes]) -> Footer:
     return Footer(metadata, schema, rows, chunks.reshape(groups, leaves, -1))
 
 
-def footer_digest(path: Path) -> str:
+def compute_footer_digest(path: Path) -> str:
     """Return the SHA-256 of the footer of a parquet file; page checksums cover what is before it.
 
     Raises:
@@ -277,7 +277,7 @@ def _footer_bytes(file: IO[bytes]) -> bytes:
     return tail[-wanted:]
 
 
-def columns_of_leaves(schema: pa.Schema) -> list[str]:
+def list_leaf_columns(schema: pa.Schema) -> list[str]:
     """Return the name of the column that each leaf belongs to.
 
     The paths of leaves would not tell: a column may be called ``a.b``.

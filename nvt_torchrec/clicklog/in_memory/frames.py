@@ -19,12 +19,12 @@ from nvt_torchrec.clicklog.in_memory.value_errors import (
     add_remedy,
 )
 from nvt_torchrec.clicklog.readers.parquet_values import (
-    conversion_remedy,
     convert_column,
-    fields_of_column,
-    wanted,
+    describe_wanted,
+    suggest_conversion,
+    to_text_fields,
 )
-from nvt_torchrec.clicklog.text.assemble import assemble, feature
+from nvt_torchrec.clicklog.text.assemble import assemble, make_feature
 from nvt_torchrec.clicklog.text.convert import Converted, convert_lists
 from nvt_torchrec.clicklog.text.remedies import suggest_column
 from nvt_torchrec.formats.feature_spec import DenseColumn, FeatureSpec
@@ -138,7 +138,7 @@ def read_features(columns: Any, spec: FeatureSpec, names: Sequence[str]) -> Feat
     for name in names:
         sources = [converted[index] for index in indices[name]]
         if name in described:
-            features[name] = feature(described[name], sources)
+            features[name] = make_feature(described[name], sources)
         else:
             features[name] = sources[0].parts
     return features
@@ -325,7 +325,7 @@ def _convert(array: pa.Array | list, read: Read, separator: str, *, text: bool) 
     if isinstance(array, list):
         return convert_values(array, read, text=text)
     if read.multi_hot and is_text(array.type):  # lists as a text file has them
-        return convert_lists(fields_of_column(array), read, separator)
+        return convert_lists(to_text_fields(array), read, separator)
     if text and RAW_TYPES[read.raw].is_text and pa.types.is_floating(array.type):
         return convert_values(array.to_pylist(), read, text=text)
     if pa.types.is_floating(array.type) and read.raw != "float":
@@ -345,7 +345,8 @@ def _check_kind(array: pa.Array, read: Read) -> None:
     if not (RAW_TYPES[read.raw].is_text and pa.types.is_integer(held)):
         return
     raise SchemaError(
-        f"column {read.source} is of type {held}, not {wanted(read)}", conversion_remedy(read)
+        f"column {read.source} is of type {held}, not {describe_wanted(read)}",
+        suggest_conversion(read),
     )
 
 

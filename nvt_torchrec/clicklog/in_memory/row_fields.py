@@ -80,7 +80,7 @@ class RowFields(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def to_source_names(self) -> set[str]:
+    def row_names(self) -> set[str]:
         """The names of all fields of rows, without shared ones."""
 
     @abc.abstractmethod
@@ -94,7 +94,7 @@ class RowFields(abc.ABC):
     @property
     def names(self) -> set[str]:
         """The names of all fields."""
-        return self.to_source_names | self.shared.keys()
+        return self.row_names | self.shared.keys()
 
     def find(self, name: str) -> RowField | None:
         """Return a field, that of the row before the shared one; None if no row has it.
@@ -138,8 +138,8 @@ class DictRows(RowFields):
         self.rows = len(rows)
 
     @functools.cached_property
-    def to_source_names(self) -> set[str]:
-        """See :attr:`RowFields.to_source_names`."""
+    def row_names(self) -> set[str]:
+        """See :attr:`RowFields.row_names`."""
         return set().union(*self._rows)
 
     def _find_own(self, name: str) -> RowField | None:
@@ -228,8 +228,8 @@ class ColumnRows(RowFields):
             )
 
     @property
-    def to_source_names(self) -> set[str]:
-        """See :attr:`RowFields.to_source_names`."""
+    def row_names(self) -> set[str]:
+        """See :attr:`RowFields.row_names`."""
         return self._names
 
     def _array(self, name: str) -> pa.Array | list:

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.json as pj
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.base.files.validation import strict_json
+from nvt_torchrec.base.files.validation import parse_strict_json
 from nvt_torchrec.clicklog.readers.lines import BYTE_ORDER_MARK
 from nvt_torchrec.clicklog.readers.log_format import Block, Sample
 from nvt_torchrec.clicklog.readers.table_rows import (
     check_columns,
     find_type,
-    partition_values,
+    parse_partition_values,
     table_to_rows,
 )
 from nvt_torchrec.clicklog.readers.text_rows import TextFormat
@@ -36,7 +36,7 @@ _MAX_LISTED = 20
 _MAX_SHOWN = 60
 
 
-def json_layout(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
+def find_json_layout(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     """Return whether the rows of a file have labels, by its first lines.
 
     Raises:
@@ -51,7 +51,7 @@ def json_layout(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
             "write an object in each line (a list of objects by jq -c '.[]'), or correct format in "
             "[input] of the spec",
         )
-    present = sorted({*table.schema.names, *partition_values(source)})
+    present = sorted({*table.schema.names, *parse_partition_values(source)})
     for name in spec.sources(label=False):
         if name not in present and find_type(table.schema, name) is None:
             hint = suggest_column(name, present, spec.sources(label=True))
@@ -77,7 +77,7 @@ def parse_json(
     """
     lines = bytes(text).removesuffix(b"\n").split(b"\n") if len(text) else []
     table, bad = read_lines(lines)
-    partition = partition_values(layout.source)
+    partition = parse_partition_values(layout.source)
     for name in spec.sources(label=layout.label):
         if find_type(table.schema, name) is None and name not in partition:
             table = table.append_column(name, pa.nulls(len(lines) - len(bad)))
@@ -109,7 +109,7 @@ def read_lines(lines: list[bytes]) -> tuple[pa.Table, list[BadRow]]:
     for i, line in enumerate(lines):
         what = "expected a JSON object"
         try:
-            value = strict_json(line)
+            value = parse_strict_json(line)
         except ValueError as error:
             value = None
             what = f"{what}: {error}"
@@ -175,7 +175,7 @@ def _make_array(values: list[Any]) -> pa.Array:
 class JsonLines(TextFormat):
     """An object in each line."""
 
-    find_layout = staticmethod(json_layout)
+    find_layout = staticmethod(find_json_layout)
     parse = staticmethod(parse_json)  # type: ignore[assignment]
 
     @classmethod

@@ -29,13 +29,13 @@ _LINE_BYTES = 64 << 10
 
 def read_bytes(path: str, begin: int, end: int) -> bytes:
     """Read the bytes ``[begin, end)``. Raises :class:`BadInputError` if the file is shorter."""
-    data = read_up_to(path, begin, end)
+    data = read_at_most(path, begin, end)
     if len(data) != end - begin:
         raise _shrank(path, begin + len(data), end)
     return data
 
 
-def read_up_to(path: str, begin: int, end: int) -> bytes:
+def read_at_most(path: str, begin: int, end: int) -> bytes:
     """Read the bytes ``[begin, end)``, fewer at the end of the file. Raises BadInputError."""
     with _open(path) as file:
         file.seek(begin)
@@ -150,7 +150,7 @@ def stream_chunks(path: str, chunk_bytes: int, text: InputFormat) -> Iterator[me
         BadRowError: A line is too long.
     """
     with _stream(path) as file:
-        head, begin, _ = after_preamble(file, text.skip_lines, text.comment)
+        head, begin, _ = skip_preamble(file, text.skip_lines, text.comment)
         limit = text.line_limit
         yield from split_chunks(file, chunk_bytes, limit, source=path, begin=begin, head=head)
 
@@ -162,10 +162,10 @@ def find_preamble(path: str, text: InputFormat) -> tuple[int, int]:
         BadInputError: As :func:`read_stream`.
     """
     with _stream(path) as file:
-        return after_preamble(file, text.skip_lines, text.comment)[1:]
+        return skip_preamble(file, text.skip_lines, text.comment)[1:]
 
 
-def text_end(path: str, begin: int, end: int) -> int:
+def find_text_end(path: str, begin: int, end: int) -> int:
     """Return where the empty lines begin with which the bytes ``[begin, end)`` end.
 
     More of them than anybody writes, :data:`_SCAN_BYTES`, are rows.
@@ -174,7 +174,7 @@ def text_end(path: str, begin: int, end: int) -> int:
         BadInputError: The file cannot be read.
     """
     scanned = max(begin, end - _SCAN_BYTES)
-    kept = drop_empty_lines(read_up_to(path, scanned, end))
+    kept = drop_empty_lines(read_at_most(path, scanned, end))
     if not kept and scanned > begin:  # nothing but empty lines, and perhaps more before them
         return end
     return scanned + kept
@@ -189,7 +189,7 @@ def drop_empty_lines(text: bytes | memoryview) -> int:
     return whole.index(b"\n", len(rows)) + 1 if rows else 0
 
 
-def after_preamble(file: IO[bytes], skip_lines: int, comment: str = "") -> tuple[bytes, int, int]:
+def skip_preamble(file: IO[bytes], skip_lines: int, comment: str = "") -> tuple[bytes, int, int]:
     """Skip a byte order mark, ``skip_lines`` lines, and then those that begin with ``comment``.
 
     Returns:

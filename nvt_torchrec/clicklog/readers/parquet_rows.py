@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.remote import open_input
-from nvt_torchrec.base.parquet.footer import DECOMPRESSED, Footer, columns_of_leaves, parse_footer
+from nvt_torchrec.base.parquet.footer import DECOMPRESSED, Footer, list_leaf_columns, parse_footer
 from nvt_torchrec.clicklog.readers.lines import PARQUET_MAGIC
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows
 from nvt_torchrec.clicklog.readers.table_rows import (
@@ -44,7 +44,7 @@ class _ParquetTable(Table):
         """See :meth:`Table.sizes`; pages may be encoded in far fewer bytes."""
         # a field of a struct, s.c, is sized with the whole struct
         columns = {name if name in self.schema.names else name.split(".")[0] for name in names}
-        leaves = [i for i, name in enumerate(columns_of_leaves(self.schema)) if name in columns]
+        leaves = [i for i, name in enumerate(list_leaf_columns(self.schema)) if name in columns]
         page_bytes = self._footer.chunks[:, leaves, DECOMPRESSED].sum(axis=1).tolist()
         decoded_bytes = super().sizes(list(columns))
         return [max(sizes) for sizes in zip(page_bytes, decoded_bytes, strict=True)]

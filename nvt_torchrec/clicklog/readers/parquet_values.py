@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nvt_torchrec.base.arrays import blanked, is_list, is_text, null_mask, to_numpy, to_offsets
+from nvt_torchrec.base.arrays import blank_texts, is_list, is_text, null_mask, to_numpy, to_offsets
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.text.convert import (
     Converted,
@@ -59,29 +59,29 @@ def fits(held: pa.DataType, read: Read, separator: str = "") -> bool:
     return is_text(held) or RAW_TYPES[read.raw].fits(held, read)
 
 
-def wanted(read: Read) -> str:
+def describe_wanted(read: Read) -> str:
     """Return what a column must be, for errors."""
     if read.raw == "label":
         return "a label (0 or 1)"
     return f"a list of raw type {read.raw}" if read.multi_hot else f"of raw type {read.raw}"
 
 
-def type_remedy(held: pa.DataType, read: Read) -> str:
+def suggest_type_remedy(held: pa.DataType, read: Read) -> str:
     """Return what to do about a column of a file whose type does not fit."""
-    return remedy_of_booleans(held, read) or (
+    return suggest_for_booleans(held, read) or (
         f"change raw, multi_hot, derive or time_format of column {read.source} in the spec, or "
         "rewrite the file"
     )
 
 
-def conversion_remedy(read: Read) -> str:
+def suggest_conversion(read: Read) -> str:
     """Return what to do about a column in memory whose type does not fit."""
     if RAW_TYPES[read.raw].is_text:
         return "pass its texts as they stand in the log: pandas.read_csv needs dtype=str for them"
     return "convert it first"
 
 
-def remedy_of_booleans(held: pa.DataType, read: Read) -> str:
+def suggest_for_booleans(held: pa.DataType, read: Read) -> str:
     """Return what to do about booleans in a column of texts; "" for other types.
 
     Which texts the booleans stand for is not known.
@@ -101,7 +101,7 @@ def convert_array(array: pa.Array, read: Read, separator: str = "") -> Converted
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if is_text(array.type):
-        return convert_lists(fields_of_column(array), read, separator)
+        return convert_lists(to_text_fields(array), read, separator)
     return _convert_lists(array, read)
 
 
@@ -117,8 +117,8 @@ def convert_column(array: pa.Array, read: Read) -> Converted:
     """
     if not fits(array.type, read):
         raise SchemaError(
-            f"column {read.source} is of type {array.type}, not {wanted(read)}",
-            remedy_of_booleans(array.type, read) or conversion_remedy(read),
+            f"column {read.source} is of type {array.type}, not {describe_wanted(read)}",
+            suggest_for_booleans(array.type, read) or suggest_conversion(read),
         )
     return convert_array(array, read)
 
@@ -143,14 +143,14 @@ def _convert_values(array: pa.Array, read: Read) -> Converted:
     kind = RAW_TYPES[read.raw]
     if is_text(array.type):
         null = null_mask(array)
-        column = convert(fields_of_column(array), read)
+        column = convert(to_text_fields(array), read)
         # an error shows a text as it shows a field of a file, but null is not the empty text
         return dataclasses.replace(
             column, show=lambda row: "None" if null[row] else column.show(row)
         )
     texts = kind.to_texts(array, read)
     if texts is not None:
-        column = convert(fields_of_column(texts[0]), texts[1])
+        column = convert(to_text_fields(texts[0]), texts[1])
         return dataclasses.replace(column, show=_make_show(array))
     parsed = kind.from_arrow(array, read)
     return Converted(parsed.values, parsed.missing, parsed.code, _make_show(array))
@@ -163,12 +163,12 @@ def _make_show(array: pa.Array) -> Callable[[int], str]:
     return lambda row: repr(array[row].as_py())
 
 
-def fields_of_column(texts: pa.Array) -> pa.Array:
+def to_text_fields(texts: pa.Array) -> pa.Array:
     """Return texts as the fields of a text file: with 32-bit offsets, "" for null."""
     null = null_mask(texts)
     if texts.type not in (pa.string(), pa.binary()):
         texts = texts.cast(pa.large_binary()).cast(pa.binary())
-    return blanked(texts, null).view(pa.binary())
+    return blank_texts(texts, null).view(pa.binary())
 
 
 def _convert_lists(array: pa.Array, read: Read) -> Converted:

@@ -15,13 +15,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nvt_torchrec.base.arrays import as_bytes, to_arrow
+from nvt_torchrec.base.arrays import to_arrow, to_bytes_type
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import Block, LogFormat, OpenDay, Sample, UnparsedRows
-from nvt_torchrec.clicklog.readers.parquet_values import convert_array, fits, type_remedy, wanted
+from nvt_torchrec.clicklog.readers.parquet_values import (
+    convert_array,
+    describe_wanted,
+    fits,
+    suggest_type_remedy,
+)
 from nvt_torchrec.clicklog.text.assemble import assemble
-from nvt_torchrec.clicklog.text.convert import missing_column
+from nvt_torchrec.clicklog.text.convert import make_missing_column
 from nvt_torchrec.clicklog.text.remedies import suggest_column
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows
@@ -154,7 +159,7 @@ class TableFormat(LogFormat):
 
     def _check_table(self, table: Table, source: str) -> tuple[bool, list[str]]:
         """Return whether there are labels, and the columns to read; see :func:`check_columns`."""
-        partition = partition_values(source)
+        partition = parse_partition_values(source)
         label = all(
             name in partition or find_type(table.schema, name)
             for name in self.spec.sources(label=True)
@@ -261,7 +266,7 @@ def cut_rows(
     return [cut for cut in itertools.pairwise([*cuts, end]) if cut[0] < cut[1]]
 
 
-def partition_values(path: str) -> dict[str, str | None]:
+def parse_partition_values(path: str) -> dict[str, str | None]:
     """Return the values in the names of directories such as ``date=2024-10-30``, as Hive does."""
     values: dict[str, str | None] = {}
     for directory in path.split("/")[:-1]:
@@ -288,7 +293,7 @@ def find_type(schema: pa.Schema, name: str) -> pa.DataType | None:
 def _column(table: Rows, name: str, source: str) -> pa.Array:
     """Return a column, or a field of a struct, or a value of the directories, as one array."""
     if name not in table.schema.names and find_type(table.schema, name) is None:
-        value = pa.scalar(partition_values(source)[name], pa.string())
+        value = pa.scalar(parse_partition_values(source)[name], pa.string())
         return pa.repeat(value, table.num_rows)
     column, *fields = [name] if name in table.schema.names else name.split(".")
     array = table.column(column)
@@ -320,7 +325,7 @@ def table_to_rows(
     separator = spec.input.list_separator
     names = dict.fromkeys(read.source for read in plan.reads)
     optional = spec.optional_time
-    if find_type(table.schema, optional) is None and optional not in partition_values(source):
+    if find_type(table.schema, optional) is None and optional not in parse_partition_values(source):
         names.pop(optional, None)
     columns = {name: _column(table, name, source) for name in names}
 
@@ -329,7 +334,7 @@ def table_to_rows(
         for name, column in columns.items():
             cell = column.slice(row, 1)
             # as bytes, because a text that is not UTF-8 cannot become one of Python
-            values[name] = cell.cast(as_bytes(cell.type))[0].as_py()
+            values[name] = cell.cast(to_bytes_type(cell.type))[0].as_py()
         return json.dumps(values, default=_to_text, ensure_ascii=False).encode()
 
     converted = []
@@ -337,7 +342,7 @@ def table_to_rows(
         if read.source in columns:
             converted.append(convert_array(columns[read.source], read, separator))
         else:
-            converted.append(missing_column(read, len(table)))
+            converted.append(make_missing_column(read, len(table)))
     return assemble(
         spec, converted, text or to_json, rows=len(table), label=label, max_bad_rows=max_bad_rows
     )
@@ -356,7 +361,7 @@ def check_columns(schema: pa.Schema, source: str, spec: FeatureSpec, *, label: b
     Raises:
         BadInputError: A column is missing, is there twice, or has another type.
     """
-    partition = partition_values(source)
+    partition = parse_partition_values(source)
     names = []
     for read in spec.read_plan(label=label).reads:
         held = find_type(schema, read.source)
@@ -374,8 +379,8 @@ def check_columns(schema: pa.Schema, source: str, spec: FeatureSpec, *, label: b
             )
         if not fits(held, read, spec.input.list_separator):
             raise BadInputError(
-                f"{source}: column {read.source} is of type {held}, not {wanted(read)}",
-                type_remedy(held, read),
+                f"{source}: column {read.source} is of type {held}, not {describe_wanted(read)}",
+                suggest_type_remedy(held, read),
             )
         names.append(read.source)
     return list(dict.fromkeys(names))

@@ -19,10 +19,10 @@ from nvt_torchrec.clicklog.readers.lines import (
     cut_lines,
     drop_empty_lines,
     find_preamble,
+    find_text_end,
     read_bytes,
     read_chunks,
     stream_chunks,
-    text_end,
 )
 from nvt_torchrec.clicklog.readers.log_format import Block, LogFormat, OpenDay, UnparsedRows
 from nvt_torchrec.clicklog.text.convert import convert
@@ -32,8 +32,8 @@ from nvt_torchrec.clicklog.text.line_layout import (
     HEAD_BYTES,
     LineLayout,
     find_layout,
-    plain_layout,
-    plain_layouts,
+    list_plain_layouts,
+    make_plain_layout,
 )
 from nvt_torchrec.clicklog.text.remedies import ANOTHER_LOG
 from nvt_torchrec.clicklog.text.tokenizer import as_utf8, parse_rows
@@ -143,7 +143,7 @@ class TextFormat(LogFormat):
         layout = self.file_layout(day.path, day.size, day.source)
         begin, end = min(layout.begin, day.size), day.size
         if self.spec.input.skip_empty_lines:
-            end = text_end(day.path, begin, end)
+            end = find_text_end(day.path, begin, end)
         return OpenDay(self, day, layout.label, begin, end)
 
     def file_layout(self, path: str, size: int, source: str) -> LineLayout:
@@ -316,8 +316,8 @@ class DelimitedText(TextFormat):
 
     def block_layout(self, block: Block, label: bool) -> LineLayout:
         """See :meth:`TextFormat.block_layout`; without a header, the file need not be read."""
-        if not self.spec.input.header and (label or len(plain_layouts(self.spec)) <= 2):
-            return plain_layout(self.spec, label=label)
+        if not self.spec.input.header and (label or len(list_plain_layouts(self.spec)) <= 2):
+            return make_plain_layout(self.spec, label=label)
         return super().block_layout(block, label)
 
 

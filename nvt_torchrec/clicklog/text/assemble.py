@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import (
-    blanked,
+    blank_texts,
     mask_to_arrow,
     string_array,
     string_parts,
@@ -61,7 +61,7 @@ def assemble(
     Args:
         spec: The columns.
         columns: What ``spec.read_plan(label=label)`` reads, in its order; see
-            :func:`.convert.missing_column` for those that may lack.
+            :func:`.convert.make_missing_column` for those that may lack.
         text: Returns the raw text of a row.
         rows: Number of rows, bad ones included.
         label: Whether rows have labels.
@@ -82,13 +82,13 @@ def assemble(
     weight: Any = None if plan.weight is None else converted[plan.weight].values
     join_times = None
     if plan.join_time is not None:
-        join_times = times_of_rows(converted[plan.join_time])[0]
+        join_times = get_row_times(converted[plan.join_time])[0]
     label_times: Any = None
     if plan.label_time is not None:
         label_times = converted[plan.label_time].values
     negative_times = None
     if plan.negative_time is not None:
-        negative_times = times_of_rows(converted[plan.negative_time])[0]
+        negative_times = get_row_times(converted[plan.negative_time])[0]
     dense, dense_missing = _assemble_dense(spec, plan, converted, rows)
     categorical, categorical_missing = _assemble_categorical(spec, plan, converted, rows)
     every = RawRows(
@@ -130,7 +130,7 @@ def _assemble_dense(
     for j, column in enumerate(spec.dense):
         if column.aggregate or column.table:  # added later, from other rows
             continue
-        dense[j], absent = feature(column, [converted[index] for index in plan.dense[j]])
+        dense[j], absent = make_feature(column, [converted[index] for index in plan.dense[j]])
         add_missing(missing, j, absent)
     return dense, missing
 
@@ -143,9 +143,9 @@ def _assemble_categorical(
     missing = make_empty_mask(len(spec.categorical), rows)
     for j, column in enumerate(spec.categorical):
         if column.table:  # joined later
-            categorical.append(empty_values(column, rows))
+            categorical.append(make_missing_values(column, rows))
             continue
-        values, absent = feature(column, [converted[index] for index in plan.categorical[j]])
+        values, absent = make_feature(column, [converted[index] for index in plan.categorical[j]])
         add_missing(missing, j, absent)
         categorical.append(values)
     return np.stack(categorical) if spec.is_criteo_format else categorical, missing
@@ -172,7 +172,7 @@ def _find_times(
         needs_time: Whether the rows are events; else they are rows to score.
     """
     if columns and not needs_time:
-        return times_of_rows(columns[0])
+        return get_row_times(columns[0])
     if not columns or not spec.events:
         return None
     happened: Any = columns[0].values
@@ -221,7 +221,7 @@ def _hash_keys(
     return hash_keys(columns, rows)
 
 
-def times_of_rows(time: Converted) -> np.ndarray:
+def get_row_times(time: Converted) -> np.ndarray:
     """Return ``RawRows.times`` of rows without labels, of which only their own time is known."""
     assert isinstance(time.values, np.ndarray)
     return np.where(time.missing, NO_TIME, time.values)[np.newaxis]
@@ -264,7 +264,7 @@ def _hash_values(values: CategoryValues) -> np.ndarray:
     return _hash_integers(values.astype(np.int64, copy=False))
 
 
-def feature(
+def make_feature(
     column: DenseColumn | CategoricalColumn, sources: list[Converted]
 ) -> tuple[CategoryValues, np.ndarray]:
     """Return the values of a column and where they are missing, bool [n]."""
@@ -276,7 +276,7 @@ def feature(
     return derive(column.derive, [source.values for source in sources], missing), missing
 
 
-def empty_values(column: CategoricalColumn, rows: int) -> CategoryValues:
+def make_missing_values(column: CategoricalColumn, rows: int) -> CategoryValues:
     """Return the values of a column that is missing in all rows."""
     values = RAW_TYPES[column.raw].array([])
     if column.multi_hot:
@@ -341,7 +341,7 @@ def derive(
     """
     values = DERIVATIONS[how.kind].compute(sources, how)
     if isinstance(values, pa.Array):
-        return blanked(values, missing)
+        return blank_texts(values, missing)
     values[missing] = 0
     return values.astype(RAW_TYPES[how.gives].dtype, copy=False)
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import (
-    blanked,
+    blank_texts,
     is_one_of,
     mask_to_arrow,
     string_array,
@@ -57,7 +57,7 @@ class Converted:
         return self.values, self.missing
 
 
-def missing_column(read: Read, rows: int) -> Converted:
+def make_missing_column(read: Read, rows: int) -> Converted:
     """Return a column of single values for a source that a file lacks: all are missing."""
     return convert(to_fields([b""] * rows), read)
 
@@ -101,7 +101,7 @@ def _find_present(fields: pa.Array, read: Read) -> tuple[pa.Array, np.ndarray]:
     if read.trim:
         fields = pc.ascii_trim(fields.view(pa.string()), characters=" \t").view(pa.binary())
     if read.nulls:
-        fields = blanked(fields, is_one_of(fields, read.nulls, trimmed=read.trim))
+        fields = blank_texts(fields, is_one_of(fields, read.nulls, trimmed=read.trim))
     offsets, _ = string_parts(fields)
     return fields.view(pa.binary()), np.diff(offsets) == 0
 

@@ -22,7 +22,7 @@ from nvt_torchrec.clicklog.text.convert import (
     convert,
     convert_lists,
     describe_count,
-    missing_column,
+    make_missing_column,
 )
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines
 from nvt_torchrec.clicklog.text.line_layout import LineLayout
@@ -59,7 +59,7 @@ def parse_delimited(
 
     def convert_read(read: Read) -> Converted:
         if read.source not in indices:
-            return missing_column(read, len(split.line))
+            return make_missing_column(read, len(split.line))
         fields = columns[indices[read.source]]
         if read.multi_hot:
             return convert_lists(fields, read, spec.input.list_separator)

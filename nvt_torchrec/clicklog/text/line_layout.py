@@ -57,7 +57,7 @@ class LineLayout:
         return dataclasses.replace(self, label=False)
 
 
-def plain_layouts(spec: FeatureSpec) -> list[LineLayout]:
+def list_plain_layouts(spec: FeatureSpec) -> list[LineLayout]:
     """Return the layouts that a file without a header may have, with different numbers of fields.
 
     The first one has all fields, and the second one lacks those that only labels are read from.
@@ -77,7 +77,7 @@ def plain_layouts(spec: FeatureSpec) -> list[LineLayout]:
     return list(layouts.values())
 
 
-def plain_layout(spec: FeatureSpec, *, label: bool) -> LineLayout:
+def make_plain_layout(spec: FeatureSpec, *, label: bool) -> LineLayout:
     """Return the layout of a file without a header, as :meth:`FeatureSpec.file_columns` says.
 
     Without labels, it has none of the fields that only training reads.
@@ -133,7 +133,7 @@ def _layout_by_count(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     Raises:
         BadRowError: No line has as many fields as any layout.
     """
-    layouts = plain_layouts(spec)
+    layouts = list_plain_layouts(spec)
     lines = head.split(b"\n", _MAX_LINES)
     whole = lines[:-1] or lines  # the last one may be cut
     counts = [len(split_line(line, spec)) for line in whole]

@@ -16,7 +16,7 @@ from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.clicklog.text.assemble import take
 from nvt_torchrec.clicklog.text.delimited import parse_delimited
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines, find_max_row_bytes, parse_row
-from nvt_torchrec.clicklog.text.line_layout import LineLayout, plain_layout
+from nvt_torchrec.clicklog.text.line_layout import LineLayout, make_plain_layout
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows
 
@@ -115,7 +115,7 @@ def _fill_in_unusual(
         spec: The columns.
         max_bad_rows: See :func:`parse_rows`.
     """
-    layout = plain_layout(spec, label=len(rows.labels) > 0)
+    layout = make_plain_layout(spec, label=len(rows.labels) > 0)
     parsed = parse_delimited(text, spec, layout, max_bad_rows=max_bad_rows)
     good = lines[parsed.line]
     for name in ("labels", "dense", "dense_missing", "categorical", "categorical_missing"):

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from nvt_torchrec.base.errors import BadInputError, ClickLogError, as_called
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, adapt_commands
 from nvt_torchrec.etl.state.output import EXTENDING_FILE, UNFINISHED_FILE, WORK_DIRECTORY
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest, PartFile
@@ -45,7 +45,7 @@ class Finding:
     def __str__(self) -> str:
         line = f"{self.severity}: {self.where}: {self.what}"
         if self.remedy:
-            line += f" -> {as_called(self.remedy)}"
+            line += f" -> {adapt_commands(self.remedy)}"
         return " ".join(line.split())
 
 

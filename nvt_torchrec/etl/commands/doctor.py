@@ -19,8 +19,8 @@ from nvt_torchrec.base.versions import (
     UnsupportedStackError,
     check_etl_stack,
     check_training_stack,
-    install_command,
-    installed_version,
+    find_installed_version,
+    make_install_command,
 )
 
 #: Time limit for nvidia-smi, and for each process that tries a package.
@@ -37,10 +37,10 @@ _OPTIONAL = {
 # last line of stderr. `GPUS` is the number of GPUs that the driver lists.
 _TRAINING = """
 import torch
-from nvt_torchrec.base.versions import FBGEMM_CPU, installed_version
+from nvt_torchrec.base.versions import FBGEMM_CPU, find_installed_version
 print(f"PyTorch {torch.__version__}, CUDA {torch.version.cuda or 'none'}", flush=True)
 torch.ones(8, device="cuda" if GPUS else "cpu").sum().item()
-if GPUS and installed_version(FBGEMM_CPU):
+if GPUS and find_installed_version(FBGEMM_CPU):
     raise SystemExit(f"{FBGEMM_CPU} is a build for CPUs")
 try:
     import fbgemm_gpu
@@ -81,7 +81,7 @@ def try_package(program: str, gpus: int) -> str:
         UnsupportedStackError: The program failed or took too long.
     """
     kind = "gpu" if gpus else "cpu"
-    remedy = f"make env LOCK=requirements/{kind}.txt" if IS_CHECKOUT else install_command(kind)
+    remedy = f"make env LOCK=requirements/{kind}.txt" if IS_CHECKOUT else make_install_command(kind)
     command = [sys.executable, "-c", f"GPUS = {gpus}\n{program}"]
     try:
         done = subprocess.run(
@@ -140,8 +140,8 @@ def run() -> int:
     wrong = False
     for subject, check in checks.items():
         packages = _OPTIONAL.get(subject, ())
-        if packages and not any(map(installed_version, packages)):
-            command = install_command("gpu" if gpus else "cpu")
+        if packages and not any(map(find_installed_version, packages)):
+            command = make_install_command("gpu" if gpus else "cpu")
             print(f"{'-':6}{subject:17}not installed: {packages[0]}\n{'':23}-> {command}")
             continue
         try:

@@ -191,7 +191,7 @@ def run(settings: GuessSettings) -> None:
         BadInputError: See :func:`guess`.
         OutputError: The output exists already, or cannot be written.
     """
-    from nvt_torchrec.base.errors import OutputError, as_called
+    from nvt_torchrec.base.errors import OutputError, adapt_commands
     from nvt_torchrec.base.files.atomic import output_errors, write_text
 
     output = settings.output
@@ -216,12 +216,13 @@ def run(settings: GuessSettings) -> None:
     with output_errors(output):
         write_text(output, guessed.text)
     log.info("wrote %s; review it, then run:", output)
-    command = as_called("python -m etl run")
+    command = adapt_commands("python -m etl run")
     log.info("%s %s", command, shlex.join(["--spec", str(output), *guessed.flags]))
     log.info(guessed.notes)
 
 
 def _guess_with_label(settings: GuessSettings, label: str) -> GuessedSpec:
+    """Guess a spec by the settings, but with this label."""
     delimiter = settings.delimiter.replace("\\t", "\t")
     return guess_spec(
         settings.input_path,
@@ -235,7 +236,7 @@ def _guess_with_label(settings: GuessSettings, label: str) -> GuessedSpec:
 
 def _format_command(settings: GuessSettings, label: str) -> str:
     """Return the command that guesses with this label, and writes to a separate file."""
-    from nvt_torchrec.base.errors import as_called
+    from nvt_torchrec.base.errors import adapt_commands
 
     words = [settings.input_path, "--label", label]
     if settings.delimiter:
@@ -249,7 +250,7 @@ def _format_command(settings: GuessSettings, label: str) -> str:
     if settings.output:
         name = re.sub(r"\W", "_", label)
         words += ["--output", str(settings.output.with_stem(f"{settings.output.stem}-{name}"))]
-    return f"{as_called('python -m etl guess')} {shlex.join(words)}"
+    return f"{adapt_commands('python -m etl guess')} {shlex.join(words)}"
 
 
 def _ask_label(labels: list[str]) -> str:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.base.errors import as_called
+from nvt_torchrec.base.errors import adapt_commands
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import DENSE_TRANSFORMS
@@ -75,7 +75,7 @@ def run(settings: EtlSettings, options: RunOptions) -> None:
     """
     import nvt_torchrec.etl.run
     from nvt_torchrec.base.files.atomic import read_json
-    from nvt_torchrec.base.versions import install_command, installed_version
+    from nvt_torchrec.base.versions import find_installed_version, make_install_command
     from nvt_torchrec.formats.etl_output import EtlOutput
 
     settings = dataclasses.replace(settings, spec=options.apply(settings.spec))
@@ -92,7 +92,7 @@ def run(settings: EtlSettings, options: RunOptions) -> None:
     print(f"--num_embeddings_per_feature {manifest['num_embeddings_per_feature']}")
     paths = EtlOutput(settings.output_path)
     logger.info("look at %s; train on it:", paths.report)
-    if installed_version("torchrec") is None:
-        logger.info("(where TorchRec is installed: %s)", install_command("cpu"))
+    if find_installed_version("torchrec") is None:
+        logger.info("(where TorchRec is installed: %s)", make_install_command("cpu"))
     command = "python train_torchrec.py --binary_path %s --save_checkpoint_path CKPT"
-    logger.info(as_called(command), paths.splits)
+    logger.info(adapt_commands(command), paths.splits)

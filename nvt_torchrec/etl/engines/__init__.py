@@ -1,1 +1,1 @@
-"""The engines that fit and transform: compiled on the CPU, or NVTabular over Dask."""
+"""The engines that count and encode: our kernels in threads or on Dask, or NVTabular over Dask."""

@@ -1,9 +1,9 @@
-"""The engines of the ETL: what counts and encodes the blocks of a log, and where.
+"""The interface of the engines of the ETL, which count and encode the blocks of a log.
 
 ``cpu`` and ``dask`` run the same functions and write the same bytes: in threads of this process, or
-on the workers of a Dask cluster, on the card of a worker that has one if the log has Criteo's
-format. ``nvtabular`` runs NVTabular's own operators over Dask. What was counted, which are runs in
-a directory, is added up here.
+on the workers of a Dask cluster, which use their GPUs if the log has Criteo's format. ``nvtabular``
+runs NVTabular's own operators over Dask. The counts of blocks, which are runs in a directory, are
+added up here.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ from nvt_torchrec.workflows.writer import Fitted
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
-#: The version of the partial results; a run does not use those of another version.
+#: The version of the format of partial results; those of another version are not used.
 _VERSION = 4
-#: Is called with the number of rows done since the last call.
+#: Called with the number of rows done since the last call.
 Report: TypeAlias = Callable[[float], object]
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What an engine works for: a run, or the extension by a day.
+    """The parameters of an engine, for a run or an extension.
 
     Attributes:
-        spec: The columns.
-        work: The directory of its state, for counts, parts and records; all workers see it.
+        spec: The feature spec.
+        work: The directory of the state, for counts, parts and records; all workers see it.
         max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
-        workers: The number of threads, for the engine that uses threads.
-        strict_gpu: Whether it is an error that a card does not do what the host does.
+        workers: The number of threads of the ``cpu`` engine.
+        strict_gpu: Whether to raise an error if a GPU and the host disagree.
     """
 
     spec: FeatureSpec
@@ -72,30 +72,30 @@ class Job:
 
     @property
     def event_files(self) -> EventFiles | None:
-        """The files of the events; None for a spec without."""
+        """The files of the events; None for a spec without events."""
         return EventFiles(self.work / EVENTS) if self.spec.events else None
 
     @property
     def events(self) -> EventValues | None:
-        """The aggregates of the rows; None for a spec without events."""
+        """The aggregates of all rows; None for a spec without events."""
         return open_values(self.work, self.spec)
 
     @property
     def additions(self) -> RowAdditions:
-        """What is added to the rows of a block as they are read."""
+        """The data that are added to the rows of a block when they are read."""
         return RowAdditions.open(self.work, self.spec)
 
 
 def open_runs(job: Job, blocks: list[Block], *, ahead: int = 1) -> Runs:
-    """Open the partial results of a job; those that depend on other things are deleted.
+    """Open the partial results of a job; results of other blocks or another spec are deleted.
 
-    Whether malformed rows are rejected does not matter: a block that was counted without rejecting
-    has no such rows.
+    They do not depend on ``max_bad_rows``: a block that was counted without leaving out malformed
+    rows has none.
 
     Args:
         job: The job.
-        blocks: The blocks that are counted.
-        ahead: How many of them may wait for the disk.
+        blocks: The blocks to count.
+        ahead: How many blocks may wait for the disk.
     """
     described = [_VERSION, counting.PIECE_BYTES, job.spec.to_dict()]
     described += [dataclasses.astuple(block) for block in blocks]
@@ -108,18 +108,29 @@ def add_up(
 ) -> tuple[int, dict[str, int], np.ndarray, dict[str, _Result]]:
     """Add up the counts of all blocks; call ``finish`` for each vocabulary, in several threads.
 
+    Args:
+        job: The job.
+        blocks: The blocks, all of which were counted.
+        finish: Called with the counts of a vocabulary, its first column, and the number of missing
+            values in its single-hot columns.
+
     Returns:
-        The number of well-formed rows; by vocabulary, the rows in which a single-hot column was
-        missing; the moments of the dense columns but aggregates, float64 [dense columns, 4]; by
-        vocabulary, what ``finish`` returned.
+        The number of well-formed rows; by vocabulary, the number of missing values in its
+        single-hot columns; the moments of the dense columns, without those of aggregates, float64
+        [dense columns, 4]; by vocabulary, the result of ``finish``.
+
+    Raises:
+        BadInputError: Blocks were not counted, or a file is missing or damaged.
     """
     with open_runs(job, blocks) as runs:
         if runs.missing:
             raise BadInputError(
-                f"{job.work}: {len(runs.missing)} of {len(blocks)} blocks were not counted there",
+                f"{job.work}: no counts of {len(runs.missing)} of {len(blocks)} blocks",
                 "all workers must see the output directory at the same path",
             )
-        files, rows = runs.files, runs.rows
+        files = runs.files
+        rows = runs.rows
+    # Merging small counts first copies fewer values.
     small_first = sorted(files, key=lambda file: file.path.stat().st_size)
     nulls = np.sum([file.array("nulls") for file in files], axis=0).tolist()
 
@@ -131,7 +142,7 @@ def add_up(
     with ThreadPoolExecutor(count_cores(), "etl") as pool:
         finished = pool.map(merge_vocabulary, range(len(names)), names.values())
         vocabularies = dict(zip(names, finished, strict=True))
-    # Block by block, in their order: the last bits depend on the order of additions.
+    # In the order of the blocks, because the last bits depend on the order of additions.
     moments_of_blocks: list[np.ndarray] = []
     for file in files:
         moments_of_blocks += list(file.array("moments"))
@@ -151,23 +162,24 @@ def _compute_aggregate_moments(block: Block, job: Job) -> np.ndarray:
 
 
 def _to_vocabulary_type(counts: Counts, column: CategoricalColumn) -> Values:
-    """Convert values to the types of vocabularies: int64, or strings with 32-bit offsets."""
+    """Convert counted values to the type of a vocabulary: int64, or strings with 32-bit offsets."""
     if not isinstance(counts.values, pa.Array):
         return counts.values.astype(np.int64)
     try:
         return counts.values.cast(pa.string())
     except pa.ArrowInvalid:
         raise SettingsError(
-            f"column {column.name}: {len(counts)} different strings of more than 2 GiB in all",
+            f"column {column.name}: {len(counts)} distinct strings with more than 2 GiB of text",
             "set hash_buckets for this column in the spec",
         ) from None
 
 
 class Engine:
-    """What counts and encodes the blocks of a job. Made by :func:`etl.engine_choice.start_engine`.
+    """Counts and encodes the blocks of a job. Started by :func:`etl.engine_choice.start_engine`.
 
     Attributes:
-        compare_seconds: How long it has compared cards with the host, kernels compiled.
+        job: The job.
+        compare_seconds: The time spent comparing GPUs with the host, including compiling kernels.
     """
 
     def __init__(self, job: Job) -> None:
@@ -177,11 +189,11 @@ class Engine:
     def count(self, blocks: list[Block], report: Report) -> None:
         """Count the categories of blocks and the moments of their dense columns, durably.
 
-        After an interruption, a call with the same blocks does only what is missing.
+        After an interruption, a call with the same blocks counts only the missing ones.
 
         Raises:
-            BadRowError: A row is malformed; of several such rows, the first in the order of
-                ``blocks``.
+            BadRowError: A row is malformed; if there are several, the first one in the order of
+                ``blocks`` is reported.
             BadInputError: A block cannot be read.
             OutputError: The directory of the state cannot be written.
             WorkerLostError: Workers ran out of memory.
@@ -191,15 +203,15 @@ class Engine:
     def encode(self, units: list[Unit], workflow: Path) -> Iterator[UnitResult]:
         """Encode units with a saved workflow; write their parts and records.
 
-        The workflow is loaded from disk, so training data are made by the same one as inference
-        uses.
+        The workflow is loaded from disk, so the training data are made with the same workflow as
+        inference uses.
 
         Yields:
-            The results, those of one block together. After the last one, all units are durable.
+            The results, all units of a block together. After the last one, all units are durable.
 
         Raises:
-            BadRowError: A row is malformed. Of several errors the first is raised, and units that
-                have not begun are dropped.
+            BadRowError: A row is malformed. The first error is raised, and units that have not
+                begun are cancelled.
             BadInputError: A block cannot be read.
             OutputError: A part cannot be written.
             WorkerLostError: Workers ran out of memory.
@@ -209,7 +221,7 @@ class Engine:
     def map_tasks(
         self, work: Callable[[_Task], _Result], tasks: Iterable[_Task]
     ) -> Iterator[_Result]:
-        """Run tasks where blocks are counted and encoded; see :class:`base.threads.MapTasks`.
+        """Run tasks in the threads or workers of the engine; see :class:`base.threads.MapTasks`.
 
         Raises:
             WorkerLostError: Workers ran out of memory.
@@ -217,7 +229,7 @@ class Engine:
         raise NotImplementedError
 
     def _add_moments(self, moments: np.ndarray, blocks: list[Block]) -> None:
-        """Write the moments of aggregates to those of the dense columns."""
+        """Fill in the rows of aggregates in the moments of the dense columns."""
         spec = self.job.spec
         if not spec.aggregates:
             return
@@ -226,13 +238,13 @@ class Engine:
         moments[indices] = merge_moments(list(self.map_tasks(compute, blocks)))
 
     def fit(self, blocks: list[Block], report: Report) -> Fitted:
-        """Return the vocabularies and statistics of the blocks of the training days.
+        """Count the blocks for training; return their vocabularies and statistics.
 
-        The result depends only on the blocks and the spec, not on which runs were merged.
+        The result depends only on the blocks and the spec, not on the order in which runs merged.
 
         Raises:
             BadInputError: There are no rows, or a file is missing or damaged.
-            SettingsError: A column has strings of more than 2 GiB in all.
+            SettingsError: A column has distinct strings with more than 2 GiB of text.
             ClickLogError: See :meth:`count`.
         """
         spec = self.job.spec
@@ -257,11 +269,11 @@ class Engine:
         )
 
     def count_day(self, day: int, blocks: list[Block], report: Report) -> DayCounts:
-        """Return what a workflow is extended by: the counts of a day, or of its rows for training.
+        """Count the blocks of a new day, or only its training rows; return the counts.
 
         Raises:
             BadInputError: The day has no well-formed row, or a file is missing or damaged.
-            SettingsError: A column has too many different strings.
+            SettingsError: A column has distinct strings with more than 2 GiB of text.
             ClickLogError: See :meth:`count`.
         """
         spec = self.job.spec

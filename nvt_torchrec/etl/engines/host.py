@@ -1,10 +1,10 @@
-"""Count and encode blocks of a log on the host: a block, and blocks in threads of this process.
+"""Count and encode blocks of a log on the host, and the engine that does so in threads.
 
 A block is read in pieces that fit the processor's caches. A thread holds one piece in memory and,
-while counting, the categories of its block, or, while encoding, a row group. Rows that were counted
-may stay in memory until they are encoded (:mod:`.kept_rows`). Every heavy step
-(reading, parsing, sorting, encoding, writing parquet) releases the interpreter lock. No thread
-waits for the disk: another one syncs finished files, and the system reads the next blocks ahead.
+while counting, the categories of its block or, while encoding, a row group. Counted rows may stay
+in memory until they are encoded (:mod:`.kept_rows`). Every heavy step (reading, parsing, sorting,
+encoding, writing parquet) releases the interpreter lock. No worker thread waits for the disk:
+another thread syncs finished files, and the operating system reads the next blocks ahead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import to_arrow
-from nvt_torchrec.base.files.atomic import Written, will_read
+from nvt_torchrec.base.files.atomic import Written, start_reading
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block, get_format, read_block_chunks
 from nvt_torchrec.etl.engines import kept_rows
@@ -74,16 +74,16 @@ def count_block(
 ) -> SortedRun:
     """Count the categories of a block, and compute the moments of its dense columns.
 
-    Of a divided block, only the rows for training are counted.
+    If the block is divided, only its rows for training are counted. The moments of aggregates are
+    computed later.
 
     Args:
         block: The block.
-        spec: The columns.
+        spec: The feature spec.
         max_bad_rows: How many malformed rows may be left out; 0: one is an error.
-        events: Where the events of the block are written, if the spec has any; moments of
-            aggregates are computed later.
-        additions: What is added to the rows.
-        kept: Where the rows are kept for :func:`encode_block`.
+        events: The files to write the block's events to; None for a spec without events.
+        additions: The data to add to the rows.
+        kept: Keeps the rows for :func:`encode_block`; None to read them again.
 
     Raises:
         BadRowError: A row is malformed.
@@ -96,7 +96,7 @@ def count_block(
     moments_of_pieces = [np.zeros((len(spec.dense), 4))]
     table_rows: list[np.ndarray] = []
     rows_read = 0
-    # histories need the values themselves
+    # Histories store values, so table columns in histories need values as well as table rows.
     categories = spec.history_columns if events else ()
     pieces = _read_rows(block, spec, max_bad_rows, additions, tables, categories)
     extractor = BlockExtractor(block, spec, events, train=True) if events else None
@@ -139,22 +139,23 @@ def count_block(
 
 
 def _count_column(pieces: list[CategoryValues], column: CategoricalColumn, missing: int) -> Counts:
-    values = [*map(get_flat_values, pieces)]
-    if column.hash_buckets:  # the id is a hash, there is nothing to count
+    """Count the values of a column of the log, ``missing`` of which are missing."""
+    values = list(map(get_flat_values, pieces))
+    if column.hash_buckets:  # ids are hashes, so there is nothing to count
         return count([values[0][:0]])
     return count(values, placeholders=0 if column.multi_hot else missing)
 
 
 def count_table_values(table: StoredTable, column: CategoricalColumn, rows: np.ndarray) -> Counts:
-    """Count the values of a column of a table, by their codes.
+    """Count the values of a column that is joined from a table, by their codes.
 
     Args:
         table: The table.
         column: The column.
-        rows: int64 [n], the row of the table that each row of the log has; -1 for none.
+        rows: int64 [n], the table row of each row of the log; -1 if the table has none.
     """
-    distinct = table.distinct(column.name)
-    if column.hash_buckets:  # the id is a hash, there is nothing to count
+    distinct = table.list_distinct(column.name)
+    if column.hash_buckets:  # ids are hashes, so there is nothing to count
         return count([distinct[:0]])
     counts = table.count_values(column.name, rows, len(distinct))
     seen = np.flatnonzero(counts)
@@ -174,17 +175,32 @@ def encode_block(
     additions: RowAdditions = NO_ADDITIONS,
     kept: KeptRows | None = None,
 ) -> tuple[list[UnitResult], list[Written]]:
-    """Read the units of a block, encode them and write their parts.
+    """Read the units of a block, or take the kept rows, encode them and write their parts.
 
-    Takes, returns and raises what :func:`etl.units.writing.write_units` and :func:`count_block` do.
-    Rows that are kept are not read again.
+    Args:
+        units: Some or all units of the block.
+        workflow: The workflow.
+        work: The directory of the run's state.
+        max_bad_rows: See :func:`count_block`.
+        events: The aggregates of all rows; None for a spec without events.
+        additions: See :func:`count_block`.
+        kept: The kept rows, see :func:`count_block`.
+
+    Returns:
+        See :func:`etl.units.writing.write_units`.
+
+    Raises:
+        ClickLogError: See :func:`etl.units.writing.write_units` and :func:`count_block`.
     """
-    block, spec = units[0].block, workflow.spec
-    if events and not max_bad_rows:  # without a malformed row in any column
+    block = units[0].block
+    spec = workflow.spec
+    if events and not max_bad_rows:
+        # Columns that only events need were parsed while counting. They need not be parsed again,
+        # unless a malformed value in them decides that a row is left out.
         spec = drop_event_keys(spec)
-    counted = kept.take(block) if kept else None
-    if counted is not None:
-        pieces = iter(counted)
+    kept_pieces = kept.take(block) if kept else None
+    if kept_pieces is not None:
+        pieces = iter(kept_pieces)
     else:
         pieces = _read_rows(block, spec, max_bad_rows, additions, workflow.tables)
     if events:
@@ -200,14 +216,14 @@ def _read_rows(
     tables: StoredTables | None,
     categories: Collection[str] = (),
 ) -> Iterator[RawRows]:
-    """Return the rows of a block with what is added to them, and their rows of tables.
+    """Read the rows of a block, with added data and joined table columns.
 
     Args:
         block: The block.
-        spec: The columns to read.
+        spec: The feature spec with the columns to read.
         max_bad_rows: See :func:`count_block`.
         additions: See :func:`count_block`.
-        tables: The tables that columns are joined from.
+        tables: The tables to join; None without any.
         categories: See :meth:`.StoredTables.look_up`.
     """
     pieces = read_block_chunks(
@@ -230,21 +246,24 @@ class Threads(Engine):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        # what is made of a block's events takes memory, too
-        self._kept = KeptRows(kept_rows.MAX_BYTES // 2 if job.spec.events else kept_rows.MAX_BYTES)
+        max_bytes = kept_rows.MAX_BYTES
+        if job.spec.events:  # preparing events takes memory, too
+            max_bytes //= 2
+        self._kept = KeptRows(max_bytes)
 
     def count(self, blocks: list[Block], report: Report) -> None:
         """See :meth:`Engine.count`; counts become durable while other blocks are counted."""
-        job, workers = self.job, self.job.workers
+        job = self.job
+        workers = job.workers
         with open_runs(job, blocks, ahead=workers) as runs, _threads(workers) as pool:
             runs.compact()
             report(runs.rows)
             missing = runs.missing
             to_read = [blocks[index] for index in missing]
 
-            def count_one(turn: int, index: int) -> int:
+            def count_one(position: int, index: int) -> int:
                 log.debug("begin fit %s:%d", blocks[index].source, blocks[index].begin)
-                _read_ahead(to_read, turn, workers, job.spec)
+                _read_ahead(to_read, position, workers, job.spec)
                 run = count_block(
                     blocks[index],
                     job.spec,
@@ -256,19 +275,20 @@ class Threads(Engine):
                 runs.add(index, run)
                 return run.rows
 
-            # in the order of the blocks, so that of several errors always the same one is raised
+            # In the order of the blocks, so that the same one of several errors is always raised.
             for future in [pool.submit(count_one, *item) for item in enumerate(missing)]:
                 report(future.result())
 
     def encode(self, units: list[Unit], workflow: Path) -> Iterator[UnitResult]:
-        """See :meth:`Engine.encode`; a thread does all units of a block."""
-        job, loaded = self.job, compiled.load(workflow)
+        """See :meth:`Engine.encode`; a thread encodes all units of a block."""
+        job = self.job
+        loaded = compiled.load(workflow)
         groups = group_by_block(units)
         blocks = [group[0].block for group in groups]
 
-        def encode_one(turn: int, group: tuple[Unit, ...]) -> list[UnitResult]:
+        def encode_one(position: int, group: tuple[Unit, ...]) -> list[UnitResult]:
             log.debug("begin %s", group[0].file)
-            _read_ahead(blocks, turn, job.workers, loaded.spec)
+            _read_ahead(blocks, position, job.workers, loaded.spec)
             results, written = encode_block(
                 group,
                 loaded,
@@ -294,7 +314,7 @@ class Threads(Engine):
 
 @contextlib.contextmanager
 def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """Start threads; when the context ends or fails, drop work that has not begun."""
+    """Start threads; when the context ends or fails, cancel work that has not begun."""
     pool = ThreadPoolExecutor(workers, "etl")
     try:
         yield pool
@@ -302,9 +322,17 @@ def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _read_ahead(blocks: list[Block], turn: int, workers: int, spec: FeatureSpec) -> None:
-    """Ask the system to read the block after those in work; in the first turn, those as well."""
+def _read_ahead(blocks: list[Block], position: int, workers: int, spec: FeatureSpec) -> None:
+    """Ask the operating system to read the next block that no worker has begun.
+
+    Args:
+        blocks: All blocks, in the order of the work.
+        position: The position of the block that this worker begins. At position 0 the blocks of the
+            other workers are requested as well.
+        workers: The number of workers.
+        spec: The feature spec.
+    """
     if not get_format(spec).by_rows:
-        first = turn + workers if turn else 0
-        for block in blocks[first : turn + workers + 1]:
-            will_read(block.path, block.begin, block.end)
+        first = position + workers if position else 0
+        for block in blocks[first : position + workers + 1]:
+            start_reading(block.path, block.begin, block.end)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.formats.rows import RawRows, count_bytes
 
-#: The most bytes of rows that are kept: three million rows in Criteo's format. A larger log takes
-#: no more memory; the rest of it is parsed twice. With events it is half of that.
+#: Maximum number of bytes of kept rows, enough for three million rows in Criteo's format. The rest
+#: of a larger log is parsed twice. With events the limit is half of this.
 MAX_BYTES = 512 << 20
 
 
@@ -17,7 +17,7 @@ class KeptRows:
     """The rows of blocks that were counted, until they are encoded. Thread-safe.
 
     Args:
-        max_bytes: The most bytes of rows that are kept.
+        max_bytes: Maximum number of bytes of kept rows.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -27,11 +27,11 @@ class KeptRows:
         self._lock = threading.Lock()
 
     def keep(self, block: Block, pieces: Iterable[RawRows]) -> Iterator[RawRows]:
-        """Return the rows of a block as they come; keep them, unless they are too many.
+        """Yield the rows of a block, and keep them, unless they are too many.
 
         Args:
             block: The block.
-            pieces: Its rows, which nobody may change.
+            pieces: The rows of the block, which must not be modified.
         """
         kept: list[RawRows] | None = []
         for piece in pieces:
@@ -45,19 +45,19 @@ class KeptRows:
             self._blocks[block] = kept
 
     def take(self, block: Block) -> list[RawRows] | None:
-        """Return the rows of a block, which are no longer kept; None if they were not."""
+        """Return the kept rows of a block, and forget them; None if they were not kept."""
         kept = self._blocks.pop(block, None)
         if kept is not None:
             self._release(kept)
         return kept
 
     def _reserve(self, num_bytes: int) -> bool:
-        """Count rows as kept; return whether there was room for them."""
+        """Add bytes to the total; return True if the total is within the limit."""
         with self._lock:
             self._num_bytes += num_bytes
             return self._num_bytes <= self._max_bytes
 
     def _release(self, rows: Iterable[RawRows]) -> None:
-        """Count rows as kept no longer."""
+        """Subtract the bytes of rows from the total."""
         with self._lock:
             self._num_bytes -= sum(map(count_bytes, rows))

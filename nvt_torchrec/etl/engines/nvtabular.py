@@ -1,7 +1,8 @@
-"""Fit and transform blocks with NVTabular's own operators over Dask: cuDF on GPUs, pandas without.
+"""Fit and transform blocks with NVTabular's own operators over Dask, on cuDF or pandas frames.
 
-NVTabular drops values without an id, and its means and standard deviations differ from those of the
-other engines in their last bits. So the outputs of this engine cannot be extended.
+The counts of values without an id are lost in NVTabular, and its means and standard deviations
+differ from those of the other engines in the last bits. So outputs of this engine cannot be
+extended.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.rows import RawRows, make_empty_rows
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.store import build, fitted_state, load
+from nvt_torchrec.workflows.store import build, extract_fitted, load
 from nvt_torchrec.workflows.workflow_frames import to_frame
 from nvt_torchrec.workflows.writer import Fitted
 
@@ -63,14 +64,16 @@ class NVTabular(Workers):
     def fit(self, blocks: list[Block], report: Report) -> Fitted:
         """Fit a Workflow on blocks, and return its state.
 
-        Partial counts and sums are merged in a tree over the blocks in their order, so the result
-        does not depend on the number of workers. The rows of the first block are reported twice.
+        Partial counts and sums are merged in a tree over the blocks in order, so the result does
+        not depend on the number of workers. The rows of the first block are reported twice.
         """
-        job, client, gpu = self.job, self.client, self.gpu
+        job = self.job
+        client = self.client
+        gpu = self.gpu
         empty = to_frame(make_empty_rows(job.spec, label=True), job.spec, gpu=gpu)
-        # Delayed tasks are not fused with others, so the graphs that NVTabular makes, one for each
-        # operator with statistics, share the frames. (A worker counts a frame's memory three times,
-        # for the task and two aliases of it, and so may spill early.)
+        # Delayed tasks are not fused with others, so the graphs of NVTabular, one for each operator
+        # with statistics, share the frames. (A worker counts the memory of a frame three times, for
+        # the task and its two aliases, and so may spill early.)
         read = delayed(functools.partial(_read_frame, job=job, gpu=gpu))
         frame = dd.from_delayed([read(block) for block in blocks], meta=empty, verify_meta=False)
         with readable_errors(client):
@@ -82,12 +85,14 @@ class NVTabular(Workers):
             finally:
                 with contextlib.suppress(ClosedClientError, RuntimeError):
                     client.unsubscribe_topic(_PROGRESS)
-        return fitted_state(workflow, job.spec)
+        return extract_fitted(workflow, job.spec)
 
     def _uses_cards(self, blocks: Iterable[Block]) -> bool:
+        """Return False: our own kernels are never used."""
         return False
 
     def _encode_block(self) -> Callable[..., list[UnitResult]]:
+        """See :meth:`Workers._encode_block`."""
         return functools.partial(encode_block, gpu=self.gpu)
 
 
@@ -95,7 +100,7 @@ class NVTabular(Workers):
 def _merlin_client(client: Client) -> Iterator[None]:
     """Let Merlin compute on this client's cluster.
 
-    It would take the client that it last used, of whichever cluster, or none at all.
+    By default it uses the client that it used last, which may belong to another cluster, or none.
     """
     with client.as_current():
         set_dask_client("auto")
@@ -130,7 +135,7 @@ def encode_block(
 
 
 def _count_oov(table: pa.Table, spec: FeatureSpec) -> np.ndarray:
-    """Count out-of-vocabulary ids per categorical column: int64 [categorical columns]."""
+    """Count the out-of-vocabulary ids of each categorical column; int64 [categorical columns]."""
     counts = []
     for column in spec.categorical:
         ids = table[column.name]
@@ -143,7 +148,7 @@ def transform_frame(
     frame: Any, workflow: nvtabular.Workflow, schema: TableSchema, *, gpu: bool
 ) -> pa.Table:
     """Transform a frame of raw columns with labels to the columns of the training parquet."""
-    if not len(frame):  # NVTabular's operators need a first value
+    if not len(frame):  # NVTabular's operators fail without a first value
         return schema.arrow.empty_table()
     frame = workflow.transform(frame)[list(schema.arrow.names)]
     if gpu:
@@ -159,9 +164,11 @@ def _load_once(path: str, digest: str, gpu: bool) -> tuple[Any, TableSchema, Fea
 
     See :func:`etl.engines.workers._load_once`.
     """
-    workflow, description = load(path, raw=False), inspect(path)
+    workflow = load(path, raw=False)
+    description = inspect(path)
     if gpu and _ENTRY_BYTES * sum(description.table_schema.table_sizes) <= VOCABULARY_BYTES:
-        # copied to the GPU once instead of for every frame; Dask cannot spill them
+        # Copy the vocabularies to the GPU once, not for every frame. Dask cannot spill them, so
+        # this is done only if they are small.
         for node in Graph.get_nodes_by_op_type([workflow.output_node], Categorify):
             node.op.cat_cache = "device"
     return workflow, description.table_schema, description.spec

@@ -1,15 +1,15 @@
-"""What fitting has counted so far, durable on disk: runs, each over some consecutive blocks.
+"""Durable partial counts of a fit: runs, each of which has the counts of consecutive blocks.
 
-A run is one uncompressed ``.npz`` file, ``<first block>-<end block>.npz``, written beside and
-renamed; a thread of its own waits for the disk, while others count. :data:`FAN_IN` neighbours that
-are complete are merged into one file and then deleted, and so on with those, so that neither the
-number of files nor their size grows with the log, but with the vocabulary. Which blocks a run is
-over is its name: if the program dies between writing a merged run and deleting what went into it,
-the larger run counts and the smaller ones are deleted. So runs need no records of their own; the
-directory's journal (:mod:`base.files.journal`) holds what they depend on.
+A run is one uncompressed ``.npz`` file, ``<first block>-<end block>.npz``, written to a temporary
+file and renamed; a separate thread waits for the disk, while others count. :data:`FAN_IN` complete
+neighbours are merged into one file and deleted; merged runs are merged again in the same way. So
+the size of all files grows with the vocabulary, but not with the log. The name of a run tells its
+blocks: if the program dies between writing a merged run and deleting the runs that it contains, the
+larger run is used and the smaller ones are deleted. So runs need no separate records; the
+directory's journal (:mod:`base.files.journal`) holds a digest of everything they depend on.
 
-Which runs are merged depends on when the disk was done with them. So whatever depends on the order
-of additions, as the moments do, is kept block by block and added up at the end.
+Which runs are merged depends on the timing of the disk. So results that depend on the order of
+additions, such as moments, are stored for each block and added up at the end.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ from nvt_torchrec.base.files.mapping import HEADERS
 from nvt_torchrec.base.files.syncing import Syncer
 from nvt_torchrec.etl.units.counting import Counts, merge
 
-#: How many neighbouring runs are merged into one.
+#: The number of neighbouring runs to merge into one.
 FAN_IN = 8
 _NAME = re.compile(r"(\d+)-(\d+)\.npz")
 
 
 @dataclasses.dataclass
 class SortedRun:
-    """What was counted in consecutive blocks.
+    """The counts of consecutive blocks.
 
     Attributes:
         rows: The number of well-formed rows.
-        nulls: int64 [vocabularies], rows in which a single-hot column was missing.
+        nulls: int64 [vocabularies], the number of missing values in single-hot columns.
         moments: float64 [blocks, dense columns, 4], see :func:`etl.units.counting.compute_moments`.
-        counts: The counts per vocabulary; an iterator, where they are made as they are written.
+        counts: The counts of each vocabulary; it may be an iterator, so that only one of them is in
+            memory while a run is written.
     """
 
     rows: int
@@ -59,7 +60,7 @@ class SortedRun:
 
 
 def write_run(path: Path, run: SortedRun) -> None:
-    """Write a run; its counts are taken one by one. Raises :class:`OutputError`."""
+    """Write a run, taking its counts one by one. Raises :class:`OutputError`."""
     with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
 
         def add(name: str, array: np.ndarray) -> None:
@@ -70,7 +71,8 @@ def write_run(path: Path, run: SortedRun) -> None:
         add("nulls", run.nulls)
         add("moments", run.moments)
         for v, column in enumerate(run.counts):
-            maximum = column.counts.max(initial=0)  # mostly few: a byte each instead of eight
+            # Most counts are small: in the smallest sufficient type they take one byte, not eight.
+            maximum = column.counts.max(initial=0)
             add(f"counts_{v}", column.counts.astype(np.min_scalar_type(maximum)))
             if isinstance(column.values, pa.Array):
                 offsets, text = string_parts(column.values)
@@ -81,28 +83,30 @@ def write_run(path: Path, run: SortedRun) -> None:
 
 
 def run_name(begin: int, end: int) -> str:
-    """Return the name of the file of a run over blocks ``begin`` to ``end`` - 1."""
+    """Return the name of the file of a run with blocks ``begin`` to ``end`` - 1."""
     return f"{begin}-{end}.npz"
 
 
 class RunFile:
-    """A run on disk. Its methods raise :class:`BadInputError` if the file is damaged.
+    """A run on disk. Thread-safe.
 
-    They may be called by several threads.
+    Its methods raise :class:`BadInputError` if the file is damaged.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Since Python 3.12 a ZipFile opens an entry by a seek from where another thread may be.
+        # Since Python 3.12, opening an entry of a ZipFile seeks in the shared file, which is not
+        # safe while another thread reads.
         self._reading = threading.Lock()
 
     @functools.cached_property
     def _archive(self) -> zipfile.ZipFile:
-        """The open archive: a run of many vocabularies has thousands of entries."""
+        """The open archive, kept open because its directory may have thousands of entries."""
         return zipfile.ZipFile(self.path)
 
     @contextlib.contextmanager
-    def _damaged(self) -> Iterator[None]:
+    def _explain_damage(self) -> Iterator[None]:
+        """Turn errors of reading into :class:`BadInputError`."""
         try:
             yield
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
@@ -111,6 +115,7 @@ class RunFile:
             ) from error
 
     def _read(self, name: str) -> np.ndarray:
+        """Read an array of the archive."""
         with self._reading:
             file = io.BytesIO(self._archive.read(f"{name}.npy"))
         np.lib.format.read_magic(file)
@@ -120,32 +125,35 @@ class RunFile:
 
     def array(self, name: str) -> np.ndarray:
         """Read ``rows``, ``nulls`` or ``moments``; see :class:`SortedRun`."""
-        with self._damaged():
+        with self._explain_damage():
             return self._read(name)
 
     def counts(self, vocabulary: int) -> Counts:
-        """Read the counts of one vocabulary; the others are not read."""
-        with self._damaged():
+        """Read the counts of one vocabulary only."""
+        with self._explain_damage():
             counts = self._read(f"counts_{vocabulary}").astype(np.int64)
             if f"values_{vocabulary}.npy" in self._archive.NameToInfo:
                 return Counts(self._read(f"values_{vocabulary}"), counts)
-            buffers = [self._read(f"{name}_{vocabulary}") for name in ("offsets", "text")]
-        values = pa.LargeStringArray.from_buffers(len(counts), *map(pa.py_buffer, buffers))
+            offsets = self._read(f"offsets_{vocabulary}")
+            text = self._read(f"text_{vocabulary}")
+        values = pa.LargeStringArray.from_buffers(
+            len(counts), pa.py_buffer(offsets), pa.py_buffer(text)
+        )
         return Counts(values, counts)
 
 
 class Runs:
-    """The runs in a directory. Its methods may be called by several threads.
+    """The runs in a directory. Thread-safe.
 
-    Use it as a context manager: at the end all runs that were added are durable. Its methods and
-    the end of the context raise :class:`OutputError` if the directory cannot be written.
+    Use it as a context manager: at the end of the context, all added runs are durable. Its methods
+    and the end of the context raise :class:`OutputError` if the directory cannot be written.
 
     Args:
-        directory: The directory, which is created if it does not exist; runs of another key in it
+        directory: The directory, which is created if it does not exist; its runs with another key
             are deleted.
-        blocks: How many blocks there are.
-        vocabularies: How many vocabularies there are.
-        key: A digest of everything the counts depend on.
+        blocks: The number of blocks.
+        vocabularies: The number of vocabularies.
+        key: A digest of everything that the counts depend on.
         ahead: How many runs may wait for the disk, see :class:`base.files.syncing.Syncer`.
     """
 
@@ -153,11 +161,12 @@ class Runs:
         self, directory: Path, blocks: int, vocabularies: int, key: str, ahead: int = 2
     ) -> None:
         self._directory = directory
-        self._blocks, self._vocabularies = blocks, vocabularies
+        self._blocks = blocks
+        self._vocabularies = vocabularies
         self._lock = threading.Lock()
         self._merging: set[tuple[int, int]] = set()
         self._ranges = self._recover(key)
-        self._syncer = Syncer(self._note, ahead)
+        self._syncer = Syncer(self._add_durable, ahead)
 
     def __enter__(self) -> Self:
         self._syncer.__enter__()
@@ -167,11 +176,11 @@ class Runs:
         self._syncer.__exit__(*error)
 
     def _recover(self, key: str) -> set[tuple[int, int]]:
-        """Return the blocks of the runs there are; delete those of another key and those merged."""
+        """Return the blocks of the existing runs; delete runs of another key, and merged runs."""
         journal = Journal(self._directory)
         before = None
         with contextlib.suppress(BadInputError):
-            before = journal.plan(dict[str, str], "")
+            before = journal.read_plan(dict[str, str], "")
         remove_temporary(self._directory)
         files = [path for path in self._directory.glob("*.npz") if _NAME.fullmatch(path.name)]
         if before != {"key": key}:
@@ -183,8 +192,8 @@ class Runs:
         for path in files:
             begin, end = path.stem.split("-")
             ranges.append((int(begin), int(end)))
-        # Ranges are nested or apart. Of those with the same begin the longest comes first, so a
-        # range that begins before the end of the last one kept was merged into it.
+        # Ranges are either nested or disjoint. Of ranges with the same begin, the longest is sorted
+        # first. So a range that begins before the end of the last kept one was merged into it.
         kept: set[tuple[int, int]] = set()
         end_of_kept = 0
         for blocks in sorted(ranges, key=lambda blocks: (blocks[0], -blocks[1])):
@@ -200,7 +209,7 @@ class Runs:
 
     @property
     def missing(self) -> list[int]:
-        """Blocks that are in no run."""
+        """The blocks that are in no run."""
         done: set[int] = set()
         for begin, end in self._ranges:
             done |= set(range(begin, end))
@@ -208,27 +217,27 @@ class Runs:
 
     @property
     def files(self) -> list[RunFile]:
-        """All runs, in the order of their blocks, once all that was added is durable."""
+        """All runs, in the order of their blocks. Waits until all added runs are durable."""
         self._syncer.wait()
         return [RunFile(self._path(blocks)) for blocks in sorted(self._ranges)]
 
     @property
     def rows(self) -> int:
-        """The rows of all runs."""
+        """The number of rows of all runs."""
         return sum(int(file.array("rows")) for file in self.files)
 
     def add(self, block: int, run: SortedRun) -> None:
-        """Write a block's counts, which become durable soon; merge runs that are complete."""
+        """Write the counts of a block, which become durable soon; merge complete groups of runs."""
         self._write((block, block + 1), run)
         self.compact()
 
     def compact(self) -> None:
-        """Merge complete groups of durable runs, unless another thread merges them."""
+        """Merge complete groups of durable runs that no other thread merges."""
         while (group := self._take_group()) is not None:
             self._write((group[0][0], group[-1][1]), self._merge(group))
 
     def _merge(self, group: list[tuple[int, int]]) -> SortedRun:
-        """Merge runs; the counts of a vocabulary are merged when they are written."""
+        """Merge runs; the counts of each vocabulary are merged while they are written."""
         files = [RunFile(self._path(blocks)) for blocks in group]
 
         def merge_counts() -> Iterator[Counts]:
@@ -243,12 +252,13 @@ class Runs:
         )
 
     def _write(self, blocks: tuple[int, int], run: SortedRun) -> None:
+        """Write a run, which the syncer makes durable."""
         with deferred() as written:
             write_run(self._path(blocks), run)
         self._syncer.add(written, blocks)
 
-    def _note(self, durable: list[tuple[int, int]]) -> None:
-        """Add runs that are durable now; delete those that were merged into them."""
+    def _add_durable(self, durable: list[tuple[int, int]]) -> None:
+        """Add runs that have become durable; delete the runs that were merged into them."""
         for begin, end in durable:
             with self._lock:
                 merged = {blocks for blocks in self._ranges if begin <= blocks[0] < end}
@@ -259,7 +269,10 @@ class Runs:
                 delete(self._path(blocks))
 
     def _take_group(self) -> list[tuple[int, int]] | None:
-        """Return neighbours that are complete, for this thread to merge; None without."""
+        """Reserve a complete group of neighbours for this thread to merge; None if there is none.
+
+        A group has :data:`FAN_IN` runs of equal size, aligned to a multiple of their total size.
+        """
         with self._lock:
             for begin, end in sorted(self._ranges):
                 size = end - begin

@@ -1,7 +1,7 @@
 """Count and encode blocks on the workers of a Dask cluster.
 
-Workers run the same functions on the same blocks as threads of this process do, so that what is
-written does not depend on where it was made.
+Workers run the same functions on the same blocks as the threads of the ``cpu`` engine, so the
+output does not depend on the engine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
-#: Seconds for the comparison of the first block, which takes seconds; kernels are compiled, too.
+#: Time limit for comparing the first block, which takes seconds, and for compiling the kernels.
 COMPARE_SECONDS = 300
 _REMEDY = "begin again with --engine cpu --restart"
 
@@ -53,7 +53,8 @@ class Workers(Engine):
 
     def __init__(self, job: Job, client: Client, gpu: bool) -> None:
         super().__init__(job)
-        self.client, self.gpu = client, gpu
+        self.client = client
+        self.gpu = gpu
 
     def count(self, blocks: list[Block], report: Report) -> None:
         """See :meth:`Engine.count`."""
@@ -73,9 +74,10 @@ class Workers(Engine):
 
     def encode(self, units: list[Unit], workflow: Path) -> Iterator[UnitResult]:
         """See :meth:`Engine.encode`."""
-        # workers keep what they have loaded, and the path may come to hold another workflow;
-        # its own digest is the same for specs that differ in the file format
-        saved = str(workflow), str(FileEntry.from_file(workflow / METADATA_FILE).sha256)
+        # Workers cache the workflow that they loaded, but the path may later hold another one. So
+        # the digest of its description identifies it. (The digest of the workflow itself is the
+        # same for specs that differ only in the file format.)
+        saved = (str(workflow), str(FileEntry.from_file(workflow / METADATA_FILE).sha256))
         on_cards = self._uses_cards(unit.block for unit in units)
         on_cards = on_cards and device.has_room(workflow, self.client)
         if on_cards and self._agrees("encoding", device.compare_codes, units[0], saved):
@@ -91,16 +93,17 @@ class Workers(Engine):
         return _encode_block
 
     def _uses_cards(self, blocks: Iterable[Block]) -> bool:
+        """Return True if the workers' GPUs can count and encode the blocks."""
         return self.gpu and device.takes(self.job.spec, blocks)
 
     def _agrees(self, what: str, task: Callable[..., str], *first: Any) -> bool:
-        """Return whether each worker's card does with the first block what the host does.
+        """Compare each worker's GPU with the host on the first block; return True if all agree.
 
         Raises:
-            DeviceError: One does not, or its worker died or hangs, and the settings are strict.
+            DeviceError: A GPU disagrees, or its worker died or hangs, and the settings are strict.
         """
         begin = time.perf_counter()
-        # Where a worker has died, others die of its task, or do it.
+        # If a worker has died, another one may run its task.
         options = {"pure": False, "allow_other_workers": True}
         futures = []
         for worker in self.client.scheduler_info(n_workers=-1)["workers"]:
@@ -119,8 +122,8 @@ class Workers(Engine):
         return not why
 
     def _restart_busy(self, futures: list[Future]) -> None:
-        """Cancel tasks, and restart the workers that hang in them: they would do no other task."""
-        with contextlib.suppress(Exception):  # they have no nanny, or the cluster is gone
+        """Cancel tasks, and restart workers that hang in them, as they can run no other task."""
+        with contextlib.suppress(Exception):  # the workers have no nanny, or the cluster is gone
             tasks_of_workers = self.client.processing()
             keys = {future.key for future in futures}
             self.client.cancel(futures)
@@ -151,13 +154,13 @@ class Workers(Engine):
                     yield future.result()
                     future.release()
         finally:
-            # RuntimeError: the client was closed, and with it its event loop
+            # RuntimeError: the event loop was closed together with the client.
             with contextlib.suppress(CancelledError, ClosedClientError, RuntimeError):
                 self.client.cancel([future for future in futures if not future.done()])
 
 
 def _count_block(numbered: tuple[int, Block], *, job: Job) -> int:
-    """Count a block in a worker, and write the counts durably; return its rows."""
+    """Count a block in a worker, and write the counts durably; return the number of rows."""
     index, block = numbered
     log.debug("begin fit %s:%d", block.source, block.begin)
     run = count_block(block, job.spec, job.max_bad_rows, job.event_files, job.additions)
@@ -184,5 +187,5 @@ def _encode_block(
 
 @functools.lru_cache(maxsize=1)
 def _load_once(path: str, digest: str) -> CompiledWorkflow:
-    """Load a workflow; keep the last one loaded. See :meth:`Workers.encode` for ``digest``."""
+    """Load a workflow, and cache the last one; ``digest`` is a part of the cache's key."""
     return compiled.load(path)

@@ -1,12 +1,13 @@
-"""What happened before each row: aggregates of events, made out of core.
+"""Aggregates over the events before each row, computed out of core.
 
-The pass that counts also writes the events of each block, in the order in which they are known
-(:mod:`.extract`). Their keys are numbered by hash (:mod:`.key_numbers`). Then each block writes its
-rows and events by ranges of keys (:mod:`.partitions`), each of these partitions is merged in the
-order of time and summed up apart (:mod:`.sums`), and each block collects what was summed up before
-its rows (:mod:`.partitioned_sums`). Moments are computed of these, and the pass that encodes adds
-the aggregates to its rows as dense columns (:mod:`.event_values`).
+1. The counting pass also writes the events of each block, in the order in which they become known
+   (:mod:`.extract`).
+2. The keys of all events are numbered in the order of their hashes (:mod:`.key_numbers`).
+3. Each block writes its rows and events by ranges of keys (:mod:`.partitions`).
+4. Each of these partitions is merged in the order of time and summed (:mod:`.sums`).
+5. Each block collects the sums before its rows (:mod:`.partitioned_sums`).
+6. The encoding pass adds the aggregates to its rows as dense columns (:mod:`.event_values`).
 
-Each step is a task of the engine, for a block, a partition or a group, in a thread or on a worker
-of a cluster. A task writes files of its own, and only counts come back.
+Each step consists of engine tasks, for a block, a partition or a group, which run in threads or on
+the workers of a cluster. A task writes its own files, and returns only counts.
 """

@@ -1,7 +1,7 @@
-"""How many different values the events of each key have, as rows and events pass by.
+"""The number of distinct values among the events of each key, updated in the order of time.
 
-Of each pair of a key and a value it is known how many events within the window have it. A pair
-counts for its key from the first of them until the last one has left the window.
+For each pair of a key and a value, the number of events within the window is kept. The pair counts
+for its key as long as this number is not 0.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from nvt_torchrec.base.kernels import compiled
 
 @dataclasses.dataclass(frozen=True)
 class DistinctCounts:
-    """The pairs of all keys of a group.
+    """The pairs of key and value of all keys of a group.
 
     Attributes:
-        columns: int64 [counts], of each count of values, the row of :attr:`EventBlock.pairs`.
-        first: int64 [counts + 1], where the pairs of each of them begin, and the last ones end.
-        events: int32 [pairs], how many events within the window have each pair.
-        keys: int32 [pairs], the number of the key of each pair that an event had.
-        values: int64 [keys, counts], how many different values each key has.
+        columns: int64 [counts], for each count of values, the row of :attr:`EventBlock.pairs`.
+        first: int64 [counts + 1], where the pairs of each count begin, and the end of the last.
+        events: int32 [pairs], the number of events within the window that have each pair.
+        keys: int32 [pairs], the number of each pair's key; 0 until an event has the pair.
+        values: int64 [keys, counts], the number of distinct values of each key.
     """
 
     columns: np.ndarray
@@ -35,12 +35,12 @@ class DistinctCounts:
 
     @classmethod
     def zeros(cls, keys: int, columns: Sequence[int], pairs: Sequence[int]) -> DistinctCounts:
-        """Return no events.
+        """Return the counts before any event.
 
         Args:
-            keys: How many keys seen are.
+            keys: Number of keys.
             columns: See the attributes.
-            pairs: How many pairs each count has.
+            pairs: Number of pairs of each count.
         """
         first = to_offsets(np.array(pairs, np.int64))
         return cls(
@@ -53,16 +53,16 @@ class DistinctCounts:
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """What kernels take."""
+        """The arrays, as one argument for kernels."""
         return self.columns, self.first, self.events, self.keys, self.values
 
-    def start(self, count: int, keys: np.ndarray, pairs: np.ndarray) -> None:
-        """Take pairs of earlier days that count for ever.
+    def add_earlier_pairs(self, count: int, keys: np.ndarray, pairs: np.ndarray) -> None:
+        """Add pairs of earlier days that never leave the window.
 
         Args:
-            count: The count of values that has them.
+            count: The index of the count of values.
             keys: int64 [n], the numbers of their keys.
-            pairs: int64 [n], their numbers, each once.
+            pairs: int64 [n], the distinct numbers of the pairs.
         """
         index = self.first[count] + pairs
         self.events[index] = 1
@@ -70,7 +70,7 @@ class DistinctCounts:
         np.add.at(self.values[:, count], keys, 1)
 
     def list_pairs(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the pairs that events have: the numbers of their keys, and of themselves, [n]."""
+        """Return the pairs that events have: the numbers of their keys, and their own, [n] each."""
         pairs = slice(self.first[count], self.first[count + 1])
         seen = np.flatnonzero(self.events[pairs])
         return self.keys[pairs][seen], seen
@@ -78,7 +78,7 @@ class DistinctCounts:
 
 @compiled()
 def count_pairs(distinct: tuple, key: int, pairs: np.ndarray, event: int, sign: int) -> None:
-    """Add an event to the pairs of its key, or with sign -1 subtract it."""
+    """Add an event to the pairs of its key (sign 1), or subtract it (sign -1)."""
     columns, first, events, keys, values = distinct
     for d in range(len(columns)):
         pair = pairs[columns[d], event]

@@ -1,4 +1,4 @@
-"""What is kept of the events of earlier days, for the days that are added and for inference."""
+"""The events of earlier days, as they are kept for days that are added, and for inference."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from nvt_torchrec.workflows.history_tail import HistoryTail
 
 @dataclasses.dataclass(frozen=True)
 class EarlierEvents:
-    """What is kept of a group's events of earlier days; of a key, those long ago are summed up.
+    """A group's events of earlier days; the events of a key that left all windows are merged.
 
     Attributes:
-        key: int64 [n], rising.
-        known: int64 [n], from when it is known; rising for each key.
-        happened: int64 [n], the time of the last one.
-        counts: int64 [measures, n], see :attr:`workflows.event_groups.GroupSums.measures`.
-        picked: float64 [picked, n], see :attr:`workflows.event_groups.GroupSums.picked`; of events
-            that are summed up what is picked of them.
-        pairs: int64 [compared, n], of each column whose values are counted the hash of key and
-            value; 0 without a value. Of events that are summed up, each value that they have makes
-            a further event with no counts.
+        key: int64 [n], ascending.
+        known: int64 [n], the time from which each is known, ascending within a key.
+        happened: int64 [n], the time of each event, or of the last one of merged events.
+        counts: int64 [measures, n], see :attr:`workflows.event_groups.GroupSums.num_measures`.
+        picked: float64 [stored picks, n], see
+            :attr:`workflows.event_groups.GroupSums.stored_picks`; for merged events, their pick.
+        pairs: int64 [distinct columns, n], for each column whose distinct values are counted, the
+            hash of key and value; 0 without a value. For merged events, each distinct value is a
+            separate event without counts.
     """
 
     key: np.ndarray
@@ -39,30 +39,30 @@ class EarlierEvents:
     pairs: np.ndarray
 
     @classmethod
-    def none(cls, group: GroupSums) -> EarlierEvents:
-        """Return no events of a group."""
+    def make_empty(cls, group: GroupSums) -> EarlierEvents:
+        """Return zero events of a group."""
         return cls.from_rows(np.empty((cls.count_rows(group), 0), np.int64), group)
 
     @staticmethod
     def count_rows(group: GroupSums) -> int:
-        """Return how many rows :meth:`to_rows` gives."""
-        return 3 + group.measures + len(group.picked) + len(group.compared)
+        """Return the number of rows that :meth:`to_rows` returns."""
+        return 3 + group.num_measures + len(group.stored_picks) + len(group.distinct_columns)
 
     @classmethod
     def from_rows(cls, rows: np.ndarray, group: GroupSums) -> EarlierEvents:
-        """Return the events of what :meth:`to_rows` returned."""
+        """Return the events that :meth:`to_rows` wrote into an array."""
         counts, picked, pairs = np.split(
-            rows[3:], [group.measures, group.measures + len(group.picked)]
+            rows[3:], [group.num_measures, group.num_measures + len(group.stored_picks)]
         )
         return cls(rows[0], rows[1], rows[2], counts, picked.view(np.float64), pairs)
 
     def to_rows(self) -> np.ndarray:
-        """Return all in one array, int64 [rows, n]; of floats the bits."""
+        """Return all attributes as one array, int64 [rows, n]; floats are stored as their bits."""
         first = np.stack([self.key, self.known, self.happened])
         return np.concatenate([first, self.counts, self.picked.view(np.int64), self.pairs])
 
     def take(self, indices: slice | np.ndarray) -> EarlierEvents:
-        """Return some of the events."""
+        """Return the events at the given indices."""
         return EarlierEvents(
             key=self.key[indices],
             known=self.known[indices],
@@ -81,13 +81,13 @@ class EarlierEvents:
 
 @dataclasses.dataclass(frozen=True)
 class EarlierFiles:
-    """Where what is kept of earlier days is, which :class:`.EarlierDays` and loading have checked.
+    """The directories with the events of earlier days, whose files have been checked.
 
-    It goes with each task to its worker, which maps what it needs.
+    It is passed to workers with each task, and they map the files that they need.
 
     Attributes:
-        extension: ``OUT/extension`` of the days before.
-        workflow: ``OUT/workflow`` of the days before.
+        extension: ``OUT/extension`` of the earlier days.
+        workflow: ``OUT/workflow`` of the earlier days.
     """
 
     extension: Path
@@ -95,7 +95,7 @@ class EarlierFiles:
 
     def open_group(self, number: int, group: GroupSums) -> EarlierEvents:
         """Map the events of a group."""
-        return EarlierEvents.from_rows(map_array(self.extension / kept_file(number)), group)
+        return EarlierEvents.from_rows(map_array(self.extension / kept_file_name(number)), group)
 
     def open_tail(self, rule: HistoryRule) -> HistoryTail:
         """Map the newest events of a history."""
@@ -103,6 +103,6 @@ class EarlierFiles:
         return HistoryTail(*(map_array(self.workflow / DIRECTORY / name) for name in names))
 
 
-def kept_file(group: int) -> str:
+def kept_file_name(group: int) -> str:
     """Return the name of the file of a group's events, see :meth:`EarlierEvents.to_rows`."""
     return f"events.{group}.npy"

@@ -1,10 +1,11 @@
 """Rows, events and sums as records, in files that are divided into parts.
 
 A task writes a file of records, ordered by the parts that other tasks read: a block has a part for
-each partition, and a partition one for each block. So all that one task needs of another is a
-single read, no file has two writers, and the machines of a cluster need no file system but POSIX's.
-The files are scratch: they are not synced, and written anew by a process that goes on. A worker
-that lost its coordinator may write for a while yet, so a file is whole when it gets its name.
+each partition, and a partition has a part for each block. So a task gets all that it needs from
+another task by a single read, and no file has two writers: the machines of a cluster only need to
+share a POSIX file system. The files are scratch files: they are not synced, and a resumed run
+writes them again. A worker that lost its coordinator may go on writing for a while, so a file is
+renamed to its name only once it is complete.
 """
 
 from __future__ import annotations
@@ -43,21 +44,21 @@ def event_dtype(spec: FeatureSpec, group: GroupSums) -> np.dtype:
             ("flags", flag_type(spec)),
             ("numbers", np.int32),
             ("amounts", np.float64, (len(group.amounts),)),
-            ("pairs", np.int32, (len(group.compared),)),
+            ("pairs", np.int32, (len(group.distinct_columns),)),
         ]
     )
 
 
 def sums_dtype(group: GroupSums, *, large: bool) -> np.dtype:
-    """Return the type of what the events before a row sum up to.
+    """Return the type of a row's sums; the fields are the attributes of :class:`.FoundSums`.
 
     Args:
-        group: What is summed up.
+        group: The sums that are needed.
         large: Whether there may be too many events for 32 bits.
     """
     kind = np.int64 if large else np.int32
     fields: list[tuple] = [("sums", kind, (len(group.sums),))]
-    if group.totals:  # of each, how many numbers there are, and their sum
+    if group.totals:  # the number of values, and their sum
         fields.append(("totals", np.float64, (len(group.totals), 2)))
     if group.picks:
         fields.append(("picks", np.float64, (len(group.picks),)))
@@ -69,13 +70,13 @@ def sums_dtype(group: GroupSums, *, large: bool) -> np.dtype:
 
 
 def history_dtype(columns: int) -> np.dtype:
-    """Return the type of an event of a history: when it is known, its key's number, its ids."""
+    """Return the type of a history's event: when it becomes known, its key's number, its ids."""
     return np.dtype([("known", np.int64), ("numbers", np.int32), ("ids", np.int32, (columns,))])
 
 
 @contextlib.contextmanager
 def _open_whole(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that is whole or absent under its name. Raises :class:`OutputError`."""
+    """Open a temporary file, renamed to ``path`` once complete. Raises :class:`OutputError`."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
     with output_errors(path):
         with open(temporary, "wb") as file:
@@ -84,15 +85,15 @@ def _open_whole(path: Path) -> Iterator[IO[bytes]]:
 
 
 def iterate_slices(begin: int, end: int) -> Iterator[slice]:
-    """Yield slices of about a chunk each, of everything from ``begin`` to ``end``."""
+    """Yield slices of at most a chunk each that cover ``begin`` to ``end``."""
     for first in range(begin, end, timeline.CHUNK_ROWS):
         yield slice(first, min(first + timeline.CHUNK_ROWS, end))
 
 
 def put_records(target: np.ndarray, indices: np.ndarray, records: np.ndarray) -> None:
-    """Write records to some indices of an array.
+    """Write records to the given indices of an array.
 
-    As bytes: NumPy copies records field by field, ten times slower.
+    They are copied as bytes, because NumPy copies records field by field, ten times slower.
     """
     as_bytes = f"V{target.dtype.itemsize}"
     target.view(as_bytes)[indices] = records.view(as_bytes)
@@ -105,14 +106,14 @@ def write_records(
     order: np.ndarray,
     columns: dict[str, np.ndarray],
 ) -> None:
-    """Write records of some columns.
+    """Write columns as records.
 
     Args:
         path: The file.
         dtype: The type of a record.
-        offsets: int64 [parts + 1], where the records of each part begin, and the last ones end.
-        order: Integers [n], the index in the columns of each record.
-        columns: By field, [.., rows].
+        offsets: int64 [parts + 1], where the records of each part begin, and the end of the last.
+        order: Integers [n], the index of each record in the columns.
+        columns: By field, arrays [.., rows].
 
     Raises:
         OutputError: The file cannot be written.
@@ -142,7 +143,7 @@ def save_array(path: Path, array: np.ndarray) -> None:
 
 
 def read_part(path: Path, dtype: np.dtype, parts: int, number: int) -> np.ndarray:
-    """Return the records of a part of a file that has so many parts."""
+    """Return the records of part ``number`` of a file with ``parts`` parts."""
     begin, end = _read_bounds(path, number)
     records = np.empty(end - begin, dtype)
     _read_into(path, parts, begin, records)
@@ -152,18 +153,19 @@ def read_part(path: Path, dtype: np.dtype, parts: int, number: int) -> np.ndarra
 def gather_part(
     paths: Sequence[Path], dtype: np.dtype, parts: int, number: int, spilled: Path, maximum: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the records that all files have of a part, one file after the other.
+    """Concatenate the records of one part of all files.
 
     Args:
         paths: The files.
         dtype: The type of a record.
-        parts: How many parts each file has.
-        number: The part.
-        spilled: Where the records are written if they are many, and mapped from.
-        maximum: How many there may be in memory.
+        parts: Number of parts of each file.
+        number: The number of the part.
+        spilled: The file to which the records are written, and from which they are mapped, if they
+            are too many for memory.
+        maximum: The maximum number of records in memory.
 
     Returns:
-        The records [n]; int64 [files + 1], where those of each file begin, and the last ones end.
+        The records [n]; int64 [files + 1], where the records of each file begin, and the end.
     """
     bounds = [_read_bounds(path, number) for path in paths]
     offsets = to_offsets(np.array([end - begin for begin, end in bounds], np.int64))
@@ -176,21 +178,21 @@ def gather_part(
 def allocate(
     spilled: Path, shape: tuple[int, ...], dtype: np.dtype | type, maximum: int
 ) -> np.ndarray:
-    """Return an array [.., n] in memory; where n is more than ``maximum``, in a file."""
+    """Return an array [.., n] in memory, or mapped from a file if n is more than ``maximum``."""
     if shape[-1] <= maximum:
         return np.empty(shape, dtype)
     return create_array(spilled, shape, np.dtype(dtype))
 
 
 def _read_bounds(path: Path, number: int) -> tuple[int, int]:
-    """Return where the records of a part begin and end."""
+    """Return begin and end of the records of a part."""
     with open(path, "rb", buffering=0) as file:
         begin, end = np.fromfile(file, _OFFSET, 2, offset=number * _OFFSET.itemsize).tolist()
     return begin, end
 
 
 def _read_into(path: Path, parts: int, begin: int, records: np.ndarray) -> None:
-    """Read records from one on into an array."""
+    """Read the records from index ``begin`` on into an array."""
     if not len(records):
         return
     with open(path, "rb", buffering=0) as file:
@@ -199,5 +201,5 @@ def _read_into(path: Path, parts: int, begin: int, records: np.ndarray) -> None:
         while wanted:  # a single read returns 2 GiB at most
             num_bytes = file.readinto(wanted)
             if not num_bytes:
-                raise BadInputError(f"{path}: cut short", "run again; what is finished is kept")
+                raise BadInputError(f"{path}: cut short", "run again; finished work is kept")
             wanted = wanted[num_bytes:]

@@ -1,4 +1,4 @@
-"""The values of aggregates of the rows of a block."""
+"""Add aggregates and history pointers to the rows of blocks."""
 
 from __future__ import annotations
 
@@ -19,37 +19,40 @@ from nvt_torchrec.formats.rows import RawRows, make_empty_mask
 from nvt_torchrec.workflows.event_groups import (
     TRAIN,
     FoundSums,
-    aggregate_values,
-    cut_times,
-    history_bit,
-    sums_of_groups,
+    compute_aggregates,
+    find_cuts,
+    get_history_bit,
+    plan_groups,
 )
-from nvt_torchrec.workflows.event_state import add_aggregates
+from nvt_torchrec.workflows.event_state import set_aggregates
 
 
 class EventValues:
-    """Adds the aggregates to the rows of blocks, and the pointers to histories.
+    """Adds aggregates and pointers to histories to the rows of blocks.
 
     Args:
         spec: The columns.
-        directory: Of the files of the run's events.
-        rates: What rates are smoothed by.
-        first_keys: Of each history, the number of the first key of this run or extension.
+        directory: The directory of the run's event files.
+        rates: The rates over all events, for smoothing.
+        first_keys: For each history, the number of the first key of this run or extension.
     """
 
     def __init__(
         self, spec: FeatureSpec, directory: Path, rates: LabelRates, first_keys: Mapping[str, int]
     ) -> None:
-        self._spec, self._files, self._rates = spec, EventFiles(directory), rates
-        self._groups, self._first_keys = sums_of_groups(spec), first_keys
+        self._spec = spec
+        self._files = EventFiles(directory)
+        self._rates = rates
+        self._groups = plan_groups(spec)
+        self._first_keys = first_keys
 
     def _map_sums(self, block: Block) -> list[np.ndarray]:
-        """Map of each group what the events before the rows of a block sum up to, records [n]."""
+        """Map, for each group, the sums before the rows of a block, records [n]."""
         name = block_name(block)
         return [map_array(self._files.sums(name, number)) for number in range(len(self._groups))]
 
     def _read_sums(self, sums_of_block: Sequence[np.ndarray], rows: slice) -> list[FoundSums]:
-        """Return of each group what the events before some rows of a block sum up to.
+        """Return, for each group, the sums before the given rows of a block.
 
         Args:
             sums_of_block: See :meth:`_map_sums`.
@@ -73,8 +76,9 @@ class EventValues:
         return found
 
     def _read_numbers(self, block: Block) -> dict[int, np.ndarray]:
-        """Return by group with histories the numbers of the keys of a block's rows, int32 [n]."""
-        name, files = block_name(block), self._files
+        """Return the key numbers of a block's rows, int32 [n], by group; groups with histories."""
+        name = block_name(block)
+        files = self._files
         numbers = {}
         for number, group in enumerate(self._groups):
             if group.histories:
@@ -82,26 +86,27 @@ class EventValues:
         return numbers
 
     def _aggregate(self, found: list[FoundSums], cuts: np.ndarray) -> list[np.ndarray]:
-        """Return the values of each aggregate for some rows of a block, float64 [n] each."""
+        """Return the values of each aggregate, float64 [n] each, in the order of the spec."""
         values: dict[str, np.ndarray] = {}
         for group, sums in zip(self._groups, found, strict=True):
-            values |= aggregate_values(group, self._rates, sums, cuts)
+            values |= compute_aggregates(group, self._rates, sums, cuts)
         return [values[column.name] for column in self._spec.aggregates]
 
-    def _point(
+    def _make_pointers(
         self, found: list[FoundSums], numbers: Mapping[int, np.ndarray], rows: slice
     ) -> np.ndarray:
-        """Return ``RawRows.pointers`` of some rows of a block.
+        """Return ``RawRows.pointers`` for the given rows of a block.
 
         Args:
-            found: Of each group, what the events before these rows sum up to.
+            found: For each group, the sums before these rows.
             numbers: See :meth:`_read_numbers`.
             rows: The rows.
         """
         spec = self._spec
         pointers = np.empty((2 * len(spec.histories), rows.stop - rows.start), np.int32)
         for number, numbers_of_block in numbers.items():
-            group, keys = self._groups[number], numbers_of_block[rows]
+            group = self._groups[number]
+            keys = numbers_of_block[rows]
             row_indices = map_array(self._files.row_indices(number))
             has_key = keys >= 0
             for history in group.histories:
@@ -110,29 +115,31 @@ class EventValues:
                 stored[has_key] = first + row_indices[keys[has_key]]
                 pointers[2 * history] = stored
                 pointers[2 * history + 1] = found[number].sums[
-                    group.find_sum(history_bit(spec, history))
+                    group.find_sum(get_history_bit(spec, history))
                 ]
         return pointers
 
     def add(self, pieces: Iterable[RawRows], block: Block) -> Iterator[RawRows]:
-        """Yield rows of a block, which come in their order, with what happened before them."""
-        sums_of_block, numbers = self._map_sums(block), self._read_numbers(block)
+        """Yield the rows of a block, in order, with their aggregates and pointers."""
+        sums_of_block = self._map_sums(block)
+        numbers = self._read_numbers(block)
         begin = 0
         for piece in pieces:
             assert piece.times is not None
             rows = slice(begin, begin + len(piece))
             found = self._read_sums(sums_of_block, rows)
-            values = self._aggregate(found, cut_times(self._spec, piece.times[0]))
-            pointers = self._point(found, numbers, rows)
-            added = add_aggregates(piece, self._spec, values)
+            values = self._aggregate(found, find_cuts(self._spec, piece.times[0]))
+            pointers = self._make_pointers(found, numbers, rows)
+            added = set_aggregates(piece, self._spec, values)
             yield dataclasses.replace(
                 added, times=None, groups=None, amounts=None, pointers=pointers
             )
             begin = rows.stop
 
     def iterate_trained(self, block: Block) -> Iterator[RawRows]:
-        """Yield the rows for training of a block, with their aggregates as the only columns."""
-        files, name = self._files, block_name(block)
+        """Yield the training rows of a block, with their aggregates as the only columns."""
+        files = self._files
+        name = block_name(block)
         sums_of_block = self._map_sums(block)
         times = files.read(name, files.times(name))[0]
         train = files.read(name, files.flags(name)) >> TRAIN & 1 == 1
@@ -140,7 +147,7 @@ class EventValues:
         for begin, end in itertools.pairwise(map_array(files.pieces(name)).tolist()):
             piece = slice(begin, end)
             found = self._read_sums(sums_of_block, piece)
-            values = self._aggregate(found, cut_times(self._spec, times[piece]))
+            values = self._aggregate(found, find_cuts(self._spec, times[piece]))
             every = np.array(values).reshape(len(values), end - begin)
             chosen = np.compress(train[piece], every, axis=1)
             num_rows = chosen.shape[1]
@@ -152,4 +159,4 @@ class EventValues:
                 categorical_missing=make_empty_mask(*chosen.shape),
                 line=np.arange(num_rows),
             )
-            yield add_aggregates(rows, aggregates, chosen)
+            yield set_aggregates(rows, aggregates, chosen)

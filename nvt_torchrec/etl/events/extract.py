@@ -1,4 +1,4 @@
-"""Read the keys, times and labels of a log's rows, and sort those of each block by time."""
+"""Read the keys, times, labels and amounts of a log's rows, and write them by block and time."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.spec_variants import keep_events_only
 from nvt_torchrec.formats.rows import RawRows, is_missing
 from nvt_torchrec.formats.splits import SPLITS
-from nvt_torchrec.workflows.event_groups import EVENT, FIRST_LABEL, TRAIN, history_bit
+from nvt_torchrec.workflows.event_groups import EVENT, FIRST_LABEL, TRAIN, get_history_bit
 
-#: About how many rows are taken until memory is given back.
+#: About how many rows are read until freed memory is returned to the operating system.
 _RELEASED_ROWS = 1 << 19
 
 
 def flag_type(spec: FeatureSpec) -> np.dtype:
-    """Return the type of flags, which has room for all bits."""
-    return np.min_scalar_type(2 ** history_bit(spec, len(spec.histories)) - 1)
+    """Return the smallest unsigned type that has room for all flag bits."""
+    return np.min_scalar_type(2 ** get_history_bit(spec, len(spec.histories)) - 1)
 
 
 def extract(
@@ -44,23 +44,25 @@ def extract(
     max_bad_rows: int,
     additions: RowAdditions = NO_ADDITIONS,
 ) -> int:
-    """Write the events of a block, unless they are there; return how many are written.
+    """Write the events of a block, unless they exist; return the number of events written.
 
     Args:
         block: The block.
         spec: The columns.
-        files: Where they are written.
-        train: Whether its rows are for training, unless they are divided.
-        max_bad_rows: How many malformed rows may be left out, which are no events; 0: one is an
-            error.
-        additions: What is added to the rows.
+        files: The files that are written.
+        train: Whether its rows are for training; ignored for a :class:`DividedBlock`, which has
+            rows of several splits.
+        max_bad_rows: The maximum number of malformed rows that are left out and are no events; 0:
+            a malformed row is an error.
+        additions: The labels, negatives and tables that are added to the rows.
 
     Raises:
         BadRowError: A row is malformed.
         BadInputError: The block cannot be read.
         OutputError: The directory cannot be written.
     """
-    if files.times(block_name(block)).exists():  # by an engine that counts, or an earlier process
+    # The engine may have written them while counting, or an earlier process.
+    if files.times(block_name(block)).exists():
         return 0
     # Without quarantine a malformed row ends the run, so the columns of the events suffice; with
     # it, all columns decide which rows count.
@@ -74,18 +76,23 @@ def extract(
 
 
 class BlockExtractor:
-    """Takes the events of a block from its rows, and writes them.
+    """Collects the events of a block's rows, and writes them.
 
     Args:
         block: The block.
         spec: The columns of the rows.
-        files: Where the events are written.
-        train: Whether the rows are for training, unless they are divided.
+        files: The files that are written.
+        train: See :func:`extract`.
     """
 
     def __init__(self, block: Block, spec: FeatureSpec, files: EventFiles, *, train: bool) -> None:
-        self._block, self._spec, self._files, self._train = block, spec, files, train
-        self._name, self._lines, self._rows = block_name(block), 0, [0]
+        self._block = block
+        self._spec = spec
+        self._files = files
+        self._train = train
+        self._name = block_name(block)
+        self._lines = 0
+        self._rows = [0]
         names = spec.history_columns
         self._columns = {name: spec.categorical_names.index(name) for name in names}
         self._keys: list[list[pa.Array]] = [[] for _ in spec.row_keys]
@@ -95,16 +102,16 @@ class BlockExtractor:
         self._values: dict[str, list[pa.Array]] = {name: [] for name in names}
 
     def take(self, pieces: Iterable[RawRows]) -> Iterator[RawRows]:
-        """Take the events of rows, and yield the rows without keys and amounts."""
+        """Add the events of rows, and yield the rows without keys and amounts."""
         for rows in pieces:
             self.add(rows)
             yield dataclasses.replace(rows, groups=None, amounts=None)
 
     def add(self, rows: RawRows) -> None:
-        """Take the events of the next rows."""
+        """Add the events of the next rows."""
         assert rows.groups is not None
         assert rows.times is not None
-        # copies, as small as can be: what is kept of a piece keeps its memory from the next one
+        # Copies that are as small as possible: a view would keep the memory of the whole piece.
         for keys, row_keys in zip(self._keys, rows.groups, strict=True):
             keys.append(to_arrow(row_keys).dictionary_encode())
         self._times.append(rows.times[: len(self._times[0])].copy())
@@ -116,8 +123,8 @@ class BlockExtractor:
         self._lines += rows.lines
         self._rows.append(self._rows[-1] + len(rows))
         if self._rows[-1] // _RELEASED_ROWS > self._rows[-2] // _RELEASED_ROWS:
-            # What stays of each piece is small, and lies between what is freed of it, which glibc
-            # does not give back by itself: half a gigabyte in two blocks of narrow rows.
+            # The small copies lie between freed pieces, which glibc therefore does not return by
+            # itself. With two blocks of narrow rows, that was half a gigabyte.
             release_memory()
 
     def _make_flags(self, rows: RawRows) -> np.ndarray:
@@ -132,65 +139,70 @@ class BlockExtractor:
             flags |= label.astype(flags.dtype) << (FIRST_LABEL + number)
         for number, rule in enumerate(spec.histories):
             chosen = rows.labels[spec.labels.index(rule.where)] if rule.where else np.uint8(1)
-            flags |= np.asarray(chosen, flags.dtype) << history_bit(spec, number)
-        if rows.drawn is not None:  # negatives did not happen
+            flags |= np.asarray(chosen, flags.dtype) << get_history_bit(spec, number)
+        if rows.drawn is not None:  # negatives are rows, but no events
             flags[rows.drawn] &= 1 << TRAIN
         return flags
 
     def write(self) -> int:
-        """Write the events; return how many there are. Raises :class:`OutputError`."""
-        name, spec, files = self._name, self._spec, self._files
-        times, flags = np.concatenate(self._times, axis=1), np.concatenate(self._flags)
+        """Write the events; return their number. Raises :class:`OutputError`."""
+        name = self._name
+        spec = self._spec
+        files = self._files
+        times = np.concatenate(self._times, axis=1)
+        flags = np.concatenate(self._flags)
+        # Return the memory of the pieces, or they would be in memory twice.
         self._times.clear()
         self._flags.clear()
-        release_memory()  # of the pieces, or that of a whole block would come on top
+        release_memory()
         with together():
             order: slice | np.ndarray = slice(None)
-            if not is_rising(times[-1]):
+            if not is_sorted(times[-1]):
                 order = np.argsort(times[-1], kind="stable")
                 write_array(files.order(name), order)
-                times, flags = times[:, order], flags[order]
-            if not is_rising(times[0]):
+                times = times[:, order]
+                flags = flags[order]
+            if not is_sorted(times[0]):
                 write_array(files.time_order(name), np.argsort(times[0], kind="stable"))
             for group, keys in enumerate(self._keys):
                 distinct, codes = code_keys(keys)
                 write_array(files.block_keys(name, group), distinct)
                 write_array(files.codes(name, group), codes[order])
-                keys.clear()  # or the next group's would come on top
+                keys.clear()  # before the memory for the next group is needed
             if self._values:
                 _write_values(files.values(name), self._values)
                 self._values.clear()
             happened = flags >> EVENT != 0
-            known, event_flags = times[-1, happened], flags[happened]
-            labels = [
-                event_flags >> (FIRST_LABEL + number) & 1 for number in range(len(spec.labels))
-            ]
-            write_array(files.hours(name), count_hours(known, np.stack(labels)))
+            event_flags = flags[happened]
+            bits = range(FIRST_LABEL, FIRST_LABEL + len(spec.labels))
+            labels = np.stack([event_flags >> bit & 1 for bit in bits])
+            write_array(files.hours(name), count_hours(times[-1, happened], labels))
             if spec.amounts:
                 amounts = np.concatenate(self._amounts, axis=1)
                 write_array(files.amounts(name), amounts[:, order])
             write_array(files.flags(name), flags)
             write_array(files.pieces(name), np.array(self._rows))
-            write_array(files.times(name), times)  # the last one in place
+            # The last file: it marks the events of the block as complete, see extract.
+            write_array(files.times(name), times)
         release_memory()
         return len(flags)
 
 
 def code_keys(pieces: Sequence[pa.DictionaryArray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the different keys of some pieces, and of each value the index of its key.
+    """Return the distinct keys of pieces, and the index of each value's key.
 
     Returns:
-        int64 [keys], rising; int32 [n].
+        The keys, int64 [keys], ascending; the indices, int32 [n].
     """
     dictionaries = [to_numpy(piece.dictionary) for piece in pieces]
     every = np.concatenate([np.empty(0, np.int64), *dictionaries])
-    every.sort()  # np.unique would copy them, and these are most of a block's memory
+    every.sort()  # in place: np.unique would copy the keys, which take most of a block's memory
     keys = every[mark_begins(every)]
     del every
     codes = np.empty(sum(map(len, pieces)), np.int32)
     begin = 0
     for piece, dictionary in zip(pieces, dictionaries, strict=True):
-        # sorted ones are found much faster, as each is near the one before
+        # Sorted keys are found much faster, because each is near the previous one.
         order = np.argsort(dictionary)
         code_of_index = np.empty(len(dictionary), np.int32)
         code_of_index[order] = np.searchsorted(keys, dictionary[order])
@@ -204,17 +216,20 @@ def has_delay(spec: FeatureSpec) -> bool:
     return bool(spec.events and (spec.events.delay or spec.events.source or spec.label_window))
 
 
-def is_rising(values: np.ndarray) -> bool:
-    """Return whether no value [n] is less than the one before."""
+def is_sorted(values: np.ndarray) -> bool:
+    """Return whether values [n] are in ascending order."""
     return not (values[1:] < values[:-1]).any()
 
 
 def _mark_nulls(rows: RawRows, j: int) -> pa.Array:
     """Return the values of a categorical column, null where missing."""
-    values, missing = rows.categorical[j], is_missing(rows.categorical_missing, j)
+    values = rows.categorical[j]
+    missing = is_missing(rows.categorical_missing, j)
     array = values if isinstance(values, pa.Array) else to_arrow(np.asarray(values))
-    there = mask_to_arrow(np.append(np.zeros(array.offset, np.bool_), ~missing)).buffers()[1]
-    buffers = [there, *array.buffers()[1:]]
+    # An array may begin at an offset in its buffers, and so must the bits that say which are valid.
+    is_valid = np.append(np.zeros(array.offset, np.bool_), ~missing)
+    validity = mask_to_arrow(is_valid).buffers()[1]
+    buffers = [validity, *array.buffers()[1:]]
     return pa.Array.from_buffers(array.type, len(array), buffers, offset=array.offset)
 
 

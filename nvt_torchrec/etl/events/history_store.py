@@ -1,7 +1,7 @@
-"""Write the events of histories, once their columns have ids, and what is kept of them.
+"""Write the events of histories, once their columns have ids, and the newest events of each key.
 
 Each block writes its events of each history by the partitions of the group, with their ids. Then a
-task for each history takes one partition after the other, so that events are stored by key.
+task for each history reads one partition after the other, so that events are stored by key.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nvt_torchrec.etl.events.earlier_events import EarlierFiles
 from nvt_torchrec.etl.events.event_blocks import EventLog
 from nvt_torchrec.etl.events.event_files import EventFiles
 from nvt_torchrec.etl.events.event_records import gather_part, history_dtype, write_records
-from nvt_torchrec.etl.events.extract import is_rising
+from nvt_torchrec.etl.events.extract import is_sorted
 from nvt_torchrec.etl.events.partitions import (
     MAX_IN_MEMORY,
     divide_numbers,
@@ -41,11 +41,11 @@ from nvt_torchrec.formats.histories import HISTORIES, StoredHistory, write_histo
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import CompiledWorkflow
-from nvt_torchrec.workflows.event_groups import history_bit
+from nvt_torchrec.workflows.event_groups import get_history_bit
 from nvt_torchrec.workflows.history_tail import HistoryTail
 
 _TAIL_ARRAYS = [field.name for field in dataclasses.fields(HistoryTail)]
-#: A process loads a workflow once, also where two threads need it at the same time.
+#: Held while a workflow is loaded, so that a process loads it once even if two threads need it.
 _LOADING = threading.Lock()
 
 
@@ -59,17 +59,18 @@ def write_histories(
     """Write the histories of a run or an extension, and their newest events, below the events.
 
     Args:
-        log: The events, whose partitions are known.
-        description: Of the workflow that gives the ids.
-        earlier: What is kept of the days before; None of a run.
-        first_keys: Of each history, the number of its first key.
+        log: The events, which must have been divided into partitions.
+        description: The description of the workflow that gives the ids.
+        earlier: The files of earlier days; None for a run.
+        first_keys: For each history, the number of its first key.
         map_tasks: Runs tasks.
 
     Raises:
         OutputError: The directory cannot be written.
     """
-    files, groups = log.files, _list_groups(log)
-    shutil.rmtree(files.directory / HISTORIES, ignore_errors=True)  # of an earlier process
+    files = log.files
+    groups = _list_groups(log)
+    shutil.rmtree(files.directory / HISTORIES, ignore_errors=True)  # from an interrupted process
     for group in set(groups):
         files.delete_scratch(group)
     divide = functools.partial(
@@ -109,14 +110,16 @@ def divide_histories(name: str, log: EventLog, workflow: Path, digest: str) -> N
     Raises:
         OutputError: The directory cannot be written.
     """
-    spec, files = log.spec, log.files
+    spec = log.spec
+    files = log.files
     with _LOADING:
         encoder = _load_encoder(workflow, digest)
     ids = _encode(files.values(name), encoder)[:, files.read_order(name)]
-    flags, known = map_array(files.flags(name)), map_array(files.times(name))[-1]
+    flags = map_array(files.flags(name))
+    known = map_array(files.times(name))[-1]
     for history, (rule, group) in enumerate(zip(spec.histories, _list_groups(log), strict=True)):
         numbers = map_array(files.numbers(name, group))
-        is_event = flags >> history_bit(spec, history) & 1 == 1
+        is_event = flags >> get_history_bit(spec, history) & 1 == 1
         numbers = np.where(is_event, numbers, np.int32(-1))
         order, offsets, in_partition = divide_numbers(numbers, map_array(files.bounds(group)))
         chosen = [spec.history_columns.index(column) for column in rule.columns]
@@ -132,22 +135,24 @@ def store_history(
 
     Args:
         history: Its number.
-        log: The events; each block has written those of the history.
-        earlier: What is kept of the days before; None of a run.
-        first_keys: Of each history, the number of its first key.
+        log: The events; each block must have written those of the history.
+        earlier: The files of earlier days; None for a run.
+        first_keys: For each history, the number of its first key.
 
     Raises:
         OutputError: The directory cannot be written.
     """
-    rule, files = log.spec.histories[history], log.files
+    rule = log.spec.histories[history]
+    files = log.files
     stored = StoredHistory(rule.name, rule.columns)
     with (
         write_history(files.directory, stored, first_keys[rule.name]) as writer,
         HistoryTailWriter(files, rule) as newest,
     ):
         for events in HistoryReader(log, history, earlier).read():
-            ids, counts = events.ids, events.counts
-            newest.add(HistoryTail.newest(events.keys, counts, events.known, ids, rule.kept))
+            ids = events.ids
+            counts = events.counts
+            newest.add(HistoryTail.select_newest(events.keys, counts, events.known, ids, rule.kept))
             if not events.is_row_key.all():
                 ids = ids[:, np.repeat(events.is_row_key, counts)]
                 counts = counts[events.is_row_key]
@@ -155,10 +160,10 @@ def store_history(
 
 
 class HistoryTailWriter:
-    """Writes the newest events of a history, those of some keys at a time.
+    """Writes the newest events of a history, a range of keys at a time.
 
     Args:
-        files: Those of a run's events, beside which they are.
+        files: The files of the run's events.
         rule: The history.
     """
 
@@ -170,7 +175,7 @@ class HistoryTailWriter:
             GrowingArray(known, np.int64),
             GrowingArray(ids, np.int32, len(rule.columns)),
         ]
-        self._arrays[1].append(np.zeros(1, np.int64))  # the first offset
+        self._arrays[1].append(np.zeros(1, np.int64))  # offsets begin with 0
 
     def __enter__(self) -> HistoryTailWriter:
         return self
@@ -181,7 +186,7 @@ class HistoryTailWriter:
                 stack.push(array)
 
     def add(self, tail: HistoryTail) -> None:
-        """Add the events of further keys."""
+        """Add the events of the next keys."""
         keys, offsets, known, ids = self._arrays
         keys.append(tail.keys)
         offsets.append(known.length + tail.offsets[1:])
@@ -191,13 +196,13 @@ class HistoryTailWriter:
 
 @dataclasses.dataclass(frozen=True)
 class HistoryEvents:
-    """The events of a history of some keys, by key, then time.
+    """A history's events of a range of keys, ordered by key, then time.
 
     Attributes:
         keys: int64 [keys].
-        is_row_key: bool [keys], whether rows have them.
-        counts: int64 [keys], how many events each has.
-        known: int64 [events], from when they are known.
+        is_row_key: bool [keys], whether a row has the key.
+        counts: int64 [keys], the number of events of each.
+        known: int64 [events], the time from which each is known.
         ids: int32 [columns, events].
     """
 
@@ -209,31 +214,36 @@ class HistoryEvents:
 
 
 class HistoryReader:
-    """Reads the events of a history, those that are kept of earlier days and new ones."""
+    """Reads the events of a history: those kept from earlier days, and new ones."""
 
     def __init__(self, log: EventLog, history: int, earlier: EarlierFiles | None) -> None:
         rule = log.spec.histories[history]
-        self._log, self._history = log, history
+        self._log = log
+        self._history = history
         self._group = log.spec.groups.index(rule.group)
         self._columns = len(rule.columns)
-        self._tail = earlier.open_tail(rule) if earlier else HistoryTail.none(self._columns)
+        self._tail = earlier.open_tail(rule) if earlier else HistoryTail.make_empty(self._columns)
 
     def read(self) -> Iterator[HistoryEvents]:
-        """Yield the events of ranges of keys, which follow each other."""
-        files, group = self._log.files, self._group
-        all_keys, row_indices = map_array(files.keys(group)), map_array(files.row_indices(group))
+        """Yield the events of ranges of keys, in the order of the keys."""
+        files = self._log.files
+        group = self._group
+        all_keys = map_array(files.keys(group))
+        row_indices = map_array(files.row_indices(group))
         num_row_keys = len(map_array(files.row_keys(group)))
         bounds = map_array(files.bounds(group)).tolist()
         for partition, (begin, end) in enumerate(itertools.pairwise(bounds)):
             keys = all_keys[begin:end]
-            # A key of earlier days alone has the same index as the next key that rows have.
+            # row_indices grows after each key that rows have, and not after a key that only
+            # earlier days or other sources have.
             following = row_indices[end] if end < len(all_keys) else num_row_keys
             is_row_key = np.diff(row_indices[begin:end], append=following) > 0
             yield self._sort(keys, is_row_key, self._gather(partition, len(bounds) - 1))
 
     def _gather(self, partition: int, partitions: int) -> np.ndarray:
-        """Return the new events that all blocks have of a partition, records [n]."""
-        log, history = self._log, self._history
+        """Return the new events of a partition from all blocks, records [n]."""
+        log = self._log
+        history = self._history
         paths = [_make_path(log, history, name) for name in log.names]
         spilled = log.files.scratch(self._group, f"history.{history}.{os.getpid()}.spilled")
         dtype = history_dtype(self._columns)
@@ -241,21 +251,21 @@ class HistoryReader:
         return records
 
     def _sort(self, keys: np.ndarray, is_row_key: np.ndarray, records: np.ndarray) -> HistoryEvents:
-        """Return the old and new events of some keys.
+        """Return the old and new events of a range of keys.
 
         Args:
             keys: int64 [keys].
-            is_row_key: bool [keys], whether rows have them.
-            records: Their new events [n], those of each block by time.
+            is_row_key: bool [keys], whether a row has the key.
+            records: Their new events [n], by block, then time.
         """
         tail = self._tail.take(find_keys(self._tail.keys, keys))
         old_keys, old_known = tail.expand()
         numbers = np.concatenate([np.searchsorted(keys, old_keys), records["numbers"]])
         known = np.concatenate([old_known, records["known"]])
-        # A stable sort: of events known at once, those of earlier days come first, then those of
+        # Stable sorts: events known at the same time keep their order, earlier days first, then
         # the first block.
         order = np.arange(len(known))
-        if not is_rising(known):
+        if not is_sorted(known):
             order = np.argsort(known, kind="stable")
         order = order[sort_by_key(numbers[order], len(keys))]
         counts = np.bincount(numbers, minlength=len(keys))
@@ -265,17 +275,18 @@ class HistoryReader:
 
 @functools.lru_cache(1)
 def _load_encoder(path: Path, digest: str) -> CompiledWorkflow:
-    """Load a workflow without its events; keep the last one loaded.
+    """Load a workflow without its event state; the last one loaded is cached.
 
     Args:
         path: The directory of the workflow.
-        digest: Its digest: workers go on with other runs, of which one may write to the same path.
+        digest: Its digest. It is part of the cache key, because workers outlive a run, and another
+            run may write another workflow to the same path.
     """
     return compiled.load(path, events=False)
 
 
 def _encode(path: Path, workflow: CompiledWorkflow) -> np.ndarray:
-    """Return the ids of the columns of histories of a block, int32 [columns, n]."""
+    """Return the ids of a block's history columns, int32 [columns, n]."""
     with pa.memory_map(str(path)) as source:
         table = pa.ipc.open_file(source).read_all()
         encoded = []

@@ -1,4 +1,4 @@
-"""Number the keys of all events: by rising hash, so that a range of numbers is one of hashes."""
+"""Number the keys of all events in the order of their hashes."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.base.threads import MapTasks, run_each
 from nvt_torchrec.etl.events.earlier_events import EarlierFiles
 from nvt_torchrec.etl.events.event_blocks import EventLog, list_pair_keys
-from nvt_torchrec.workflows.event_groups import sums_of_groups
+from nvt_torchrec.workflows.event_groups import plan_groups
 
 #: About how many keys of all blocks are merged at once.
 MERGED_KEYS = 1 << 20
-#: One key of so many is looked at to find where ranges end.
+#: Every so many keys, one is sampled to find where ranges end.
 _SAMPLED = 1 << 8
 
 
 def number_keys(log: EventLog, earlier: EarlierFiles | None, map_tasks: MapTasks) -> None:
-    """Write all keys, and the number of each key of each event.
+    """Write all keys, and the number of each event's keys.
 
-    A key is a task, which merges the keys of all blocks; then a block is one.
+    First there is a task for each key, which merges its values from all blocks, then a task for
+    each block, which looks up the numbers.
 
     Args:
         log: The events.
-        earlier: What is kept of the days before; None of a run.
+        earlier: The files of earlier days; None for a run.
         map_tasks: Runs tasks.
     """
     num_keys = len(log.spec.event_keys)
@@ -49,7 +50,7 @@ def number_block(block: tuple[str, list[int]], log: EventLog) -> None:
     """Write the numbers of the keys of a block's events.
 
     Args:
-        block: Its name, and the keys that it has.
+        block: The name of the block, and the keys that it has.
         log: The events.
     """
     name, keys_of_block = block
@@ -58,18 +59,17 @@ def number_block(block: tuple[str, list[int]], log: EventLog) -> None:
         block_keys = map_array(log.files.block_keys(name, key))
         numbers = np.searchsorted(all_keys, block_keys).astype(np.int32)
         numbers[block_keys == 0] = -1  # no key
-        # An event has the index of its key among those of its block.
         codes = map_array(log.files.codes(name, key))
         write_array(log.files.numbers(name, key), numbers[codes])
 
 
 def write_keys(key: int, log: EventLog, earlier: EarlierFiles | None) -> None:
-    """Write the different values of a key, and those that rows have, rising, but for 0.
+    """Write the distinct values of a key, and those that rows have; both ascending, without 0.
 
     Args:
         key: Its number in the spec.
         log: The events.
-        earlier: What is kept of the days before; None of a run.
+        earlier: The files of earlier days; None for a run.
     """
     files = log.files
     row_blocks = log.list_row_blocks(key)
@@ -81,7 +81,7 @@ def write_keys(key: int, log: EventLog, earlier: EarlierFiles | None) -> None:
             yield map_array(files.block_keys(name, key))
 
     def iterate_other_keys() -> Iterator[np.ndarray]:
-        # A row looks up what events of its key sum up to, whatever file these are from.
+        # Keys that no row of this run has are numbered, too: their events are kept for later days.
         for name in source_blocks:
             yield map_array(files.block_keys(name, key))
         yield from kept_keys
@@ -106,8 +106,8 @@ def _pairs_file(log: EventLog, key: int) -> Path:
 
 
 def _read_kept_keys(key: int, log: EventLog, earlier: EarlierFiles) -> list[np.ndarray]:
-    """Return sorted arrays of the values of a key that events of earlier days have."""
-    groups = sums_of_groups(log.spec)
+    """Return sorted arrays of the values of a key in events of earlier days."""
+    groups = plan_groups(log.spec)
     kept_keys = []
     if key < len(groups):
         kept_keys.append(earlier.open_group(key, groups[key]).key)
@@ -119,7 +119,7 @@ def _read_kept_keys(key: int, log: EventLog, earlier: EarlierFiles) -> list[np.n
 
 
 def _sort_pieces(path: Path, values: np.ndarray) -> list[np.ndarray]:
-    """Return pieces of some values, each sorted, in a file."""
+    """Sort values in pieces; return the pieces, which are mapped from a file."""
     target = create_array(path, values.shape, np.int64)
     pieces = []
     for begin in range(0, len(values), MERGED_KEYS):
@@ -130,20 +130,20 @@ def _sort_pieces(path: Path, values: np.ndarray) -> list[np.ndarray]:
 
 
 def _cut_hashes(arrays: Iterable[np.ndarray]) -> list[tuple[int | None, int | None]]:
-    """Return ranges of hashes, each with about :data:`MERGED_KEYS` of some sorted arrays.
+    """Cut sorted arrays into ranges of hashes, each with about :data:`MERGED_KEYS` keys.
 
-    A range ends where the next one begins; the first one has no begin, and the last one no end.
+    Return begin and end of each range. The first has no begin, and the last has no end.
     """
     sampled = [np.empty(0, np.int64)]
     for keys in arrays:
         sampled.append(np.array(keys[::_SAMPLED]))  # a view would keep the file open
     sample = np.sort(np.concatenate(sampled))
-    cuts: list[int | None] = [*np.unique(sample[:: max(1, MERGED_KEYS // _SAMPLED)]).tolist()]
-    return [*itertools.pairwise([None, *cuts[1:], None])]
+    cuts = np.unique(sample[:: max(1, MERGED_KEYS // _SAMPLED)]).tolist()
+    return list(itertools.pairwise([None, *cuts[1:], None]))
 
 
 def _merge_keys(arrays: Iterable[np.ndarray], begin: int | None, end: int | None) -> np.ndarray:
-    """Return the different keys of sorted arrays in a range of hashes, but for 0."""
+    """Return the distinct keys of sorted arrays in a range of hashes, without 0."""
     pieces = [np.empty(0, np.int64)]
     for keys in arrays:
         first = 0 if begin is None else np.searchsorted(keys, begin)

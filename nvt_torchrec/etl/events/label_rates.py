@@ -1,4 +1,4 @@
-"""The rate of a label in all events before, and its weight in the rate of a key."""
+"""The rate of a label over all earlier events, and its weight in the rate of a key."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from nvt_torchrec.base.files.growing import GrowingArray
 from nvt_torchrec.base.files.mapping import map_array
 from nvt_torchrec.formats.feature_spec.derivations import HOUR
 
-#: The bounds of the weight of the rate of all events.
-_MIN_SMOOTHING, _MAX_SMOOTHING = 1.0, 10_000.0
+# Bounds of the weight, in events.
+_MIN_SMOOTHING = 1.0
+_MAX_SMOOTHING = 10_000.0
 
 
 @dataclasses.dataclass(frozen=True)
 class LabelRates:
-    """What rates are smoothed by.
+    """The rates over all events, toward which rates of keys are smoothed.
 
     Attributes:
-        smoothing: By rate, the weight of the rate of all events, in events.
+        smoothing: The weight of the rate over all events, in events, by name of the aggregate.
         hours: See :func:`etl.units.hours.count_hours`.
         labels: The names of the labels, in the order of ``hours``.
     """
@@ -33,22 +34,24 @@ class LabelRates:
     hours: np.ndarray
     labels: tuple[str, ...]
 
-    def before(self, label: str, times: np.ndarray) -> np.ndarray:
-        """Return the rate of all events known before the hours of some times.
+    def find_prior(self, label: str, times: np.ndarray) -> np.ndarray:
+        """Return the rate over all events known before the hour of each time.
 
-        Nothing else is known then: a rate to start from would be one of later labels.
+        Before the first known event there is no rate, because any default would be estimated from
+        later labels.
 
         Returns:
-            float64 [n]; NaN before the first hour of which an event is known.
+            float64 [n]; NaN before the first hour for which an event is known.
         """
         hours = times // HOUR
-        first = np.flatnonzero(mark_begins(hours))  # few runs, as most logs are sorted by time
+        # Most logs are sorted by time, so there are few runs of equal hours to look up.
+        first = np.flatnonzero(mark_begins(hours))
         rates = self._hourly[label][np.searchsorted(self.hours[0], hours[first])]
         return np.repeat(rates, np.diff(first, append=len(hours)))
 
     @functools.cached_property
     def _hourly(self) -> dict[str, np.ndarray]:
-        """By label, its rate before each hour, and after the last one."""
+        """The rate of each label before each hour, and after the last one; float64 [hours + 1]."""
         events, *positives = np.pad(np.cumsum(self.hours[1:], axis=1), ((0, 0), (1, 0)))
         none = np.full(len(events), np.nan)
         rates = {}
@@ -58,26 +61,27 @@ class LabelRates:
 
 
 class KeyMoments:
-    """The sums over keys that :func:`fit_smoothing` takes, of keys that are added.
+    """Accumulates the sums over keys that :func:`fit_smoothing` needs.
 
-    NumPy rounds sums by halves of the array, so that only a single array of all keys gives the same
-    bits whatever the partitions are. It is in a file.
+    The result must not depend on the partitions, bit for bit. NumPy sums an array by halves, so
+    partial sums would round differently; all terms are therefore collected in one array in a file.
 
     Args:
         path: The file.
-        labels: How many labels there are.
+        labels: Number of labels.
     """
 
     def __init__(self, path: Path, labels: int) -> None:
-        self._path, self._labels = path, labels
+        self._path = path
+        self._labels = labels
         self._terms = GrowingArray(path, np.float64, rows=2 + 2 * labels)
 
     def add(self, counts: np.ndarray) -> None:
         """Add keys; those without events do not count.
 
         Args:
-            counts: int64 [1 + labels, keys], how many events each key has, and how many with each
-                label.
+            counts: int64 [1 + labels, keys], the number of events of each key, and the number of
+                events with each label.
         """
         n, *positives = np.compress(counts[0] > 0, counts, axis=1).astype(np.float64)
         terms = [n, n * n]
@@ -89,8 +93,8 @@ class KeyMoments:
         """Return the sums, and delete the file.
 
         Returns:
-            float64 [labels, 5]: the number of keys; Σn, Σn², Σp and Σp²/n of their numbers of
-            events n and of events with the label p.
+            float64 [labels, 5]: the number of keys, Σn, Σn², Σp and Σp²/n, where n is the number of
+            events of a key, and p the number of its events with the label.
         """
         self._terms.close()
         n, squares, *label_terms = map_array(self._path)
@@ -104,10 +108,11 @@ class KeyMoments:
 
 
 def fit_smoothing(moments: np.ndarray) -> float:
-    """Return the weight, in events, of the rate of all events in the rate of a key.
+    """Return the weight, in events, of the rate over all events in the rate of a key.
 
-    The method of moments of DerSimonian and Laird (1986, "Meta-analysis in clinical trials"): the
-    variance of the keys' rates beyond that of their events. Without such variance it is the most.
+    The method of moments of DerSimonian and Laird (1986, "Meta-analysis in clinical trials")
+    estimates how much the rates of keys vary beyond the variance that few events explain. If they
+    do not, the weight is the maximum.
 
     Args:
         moments: float64 [5], see :meth:`KeyMoments.sum`.

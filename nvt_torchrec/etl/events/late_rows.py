@@ -1,7 +1,8 @@
-"""Rows whose time is long after that of all others: one of them must not end every window.
+"""Detect late rows, whose time is long after the time of all other rows.
 
-What inference knows is as of the newest row, and days that are added must not be older. So a single
-row of a wrong clock, a year ahead, would leave every window empty, and refuse every further day.
+The event state for inference is as of the newest row, and later days must not be older than it. So
+a single row from a wrong clock, a year ahead, would leave every window empty, and every day that is
+added would be refused. Late rows therefore do not count as the newest.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from nvt_torchrec.workflows.event_groups import BEFORE_ALL
 log = logging.getLogger(__name__)
 
 
-def read_end(
+def find_late_start(
     blocks: Sequence[Block],
     spec: FeatureSpec,
     file: Path,
     threads: int,
     report: Callable[[float], object] = lambda rows: None,
 ) -> int | None:
-    """Read the times of a log, and return that from which rows are late; None without such rows.
+    """Read the times of a log, and return the time from which rows are late; None if none is late.
 
     Args:
-        blocks: The log.
+        blocks: The blocks of the log.
         spec: The columns.
-        file: Keeps the answer for a process that resumes this one.
-        threads: The number of blocks that are read at once.
+        file: The file that keeps the answer for a process that resumes this one.
+        threads: Number of blocks that are read at once.
         report: Called with the number of rows read since the last call.
 
     Raises:
@@ -80,10 +81,10 @@ class LateRows:
     """The late rows of a block.
 
     Attributes:
-        count: How many there are.
-        row: The index of the first of them in the block; 0 without late rows.
+        count: Number of late rows.
+        row: The index of the first one in the block; 0 without late rows.
         time: Its time; 0 without late rows.
-        newest: The newest time of the other rows; the earliest there is without other rows.
+        newest: The newest time of the other rows; :data:`.BEFORE_ALL` without other rows.
     """
 
     count: int
@@ -97,7 +98,7 @@ def find_late_rows(name: str, files: EventFiles, end: int) -> LateRows:
 
     Args:
         name: The name of the block.
-        files: The events of its rows, of which none is malformed.
+        files: The events of its rows.
         end: The time from which rows are late.
     """
     times = files.read(name, files.times(name))[0]
@@ -111,22 +112,23 @@ def find_late_rows(name: str, files: EventFiles, end: int) -> LateRows:
 def warn_of_late_rows(
     blocks: Sequence[Block], spec: FeatureSpec, late_rows: Sequence[LateRows], newest: int
 ) -> None:
-    """Say how many rows are late, and where the first of them is.
+    """Log the number of late rows, and the position of the first.
 
     Args:
-        blocks: The log.
+        blocks: The blocks of the log.
         spec: The columns.
-        late_rows: Those of each block; there is at least one.
+        late_rows: The late rows of each block; at least one block has some.
         newest: The newest time of the other rows.
     """
     found = [(block, late) for block, late in zip(blocks, late_rows, strict=True) if late.count]
-    (block, first), reader = found[0], get_format(spec)
+    block, first = found[0]
+    reader = get_format(spec)
     num_rows = sum(late.count for _, late in found)
     more = f" (and {num_rows - 1} more)" if num_rows > 1 else ""
     log.warning(
-        "warning: %s, %s %d: a row of %s%s is long after all others, the newest of which is of %s\n"
-        "  -> correct its time, or leave such rows out with --on_bad_rows quarantine; until then, "
-        "inference knows what happened until %s",
+        "warning: %s, %s %d: the time %s%s is long after the other rows, which end at %s\n"
+        "  -> correct it, or leave such rows out with --on_bad_rows quarantine; until then, "
+        "inference counts events until %s",
         block.source,
         reader.unit,
         reader.first_line(block) + first.row,

@@ -1,4 +1,4 @@
-"""The rows and events of a partition, merged from those of all blocks, in the order of time."""
+"""Merge the rows and events of a partition from all blocks, in the order of time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from nvt_torchrec.etl.events.event_records import allocate, event_dtype, gather_part, row_dtype
 from nvt_torchrec.etl.events.partitions import MAX_IN_MEMORY, DividedGroup
 from nvt_torchrec.etl.events.timeline import EventBlock, iterate_in_order
-from nvt_torchrec.workflows.event_groups import cut_times
+from nvt_torchrec.workflows.event_groups import find_cuts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,12 +17,12 @@ class PartitionRows:
     """The rows of a partition in the order of their times.
 
     Attributes:
-        cuts: int64 [n], the times before which events count.
-        numbers: int32 [n], those of their keys in the partition; -1 without a key.
+        cuts: int64 [n], the time before which events count for each row.
+        numbers: int32 [n], the number of each row's key in the partition; -1 without a key.
         flags: Unsigned [n], see :data:`workflows.event_groups.TRAIN`.
-        indices: int64 [n], where they are among the rows by block.
-        offsets: int64 [blocks + 1], where the rows of each block begin there, and the last ones
-            end.
+        indices: int64 [n], the index of each row in the order by block.
+        offsets: int64 [blocks + 1], where the rows of each block begin in the order by block, and
+            the end.
     """
 
     cuts: np.ndarray
@@ -33,15 +33,17 @@ class PartitionRows:
 
 
 def read_rows(group: DividedGroup, partition: int) -> PartitionRows:
-    """Merge the rows that all blocks have of a partition."""
+    """Merge the rows of a partition from all blocks."""
     spec = group.log.spec
     files = [group.rows_file(name) for name in group.log.names]
-    spilled, maximum = group.spilled_file(partition, "rows"), MAX_IN_MEMORY
+    spilled = group.spilled_file(partition, "rows")
     dtype = row_dtype(spec)
-    records, offsets = gather_part(files, dtype, group.partitions, partition, spilled, maximum)
+    records, offsets = gather_part(
+        files, dtype, group.partitions, partition, spilled, MAX_IN_MEMORY
+    )
 
     def make_column(name: str, dtype: np.dtype | type) -> np.ndarray:
-        return allocate(group.spilled_file(partition, name), (len(records),), dtype, maximum)
+        return allocate(group.spilled_file(partition, name), (len(records),), dtype, MAX_IN_MEMORY)
 
     rows = PartitionRows(
         cuts=make_column("cuts", np.int64),
@@ -53,7 +55,7 @@ def read_rows(group: DividedGroup, partition: int) -> PartitionRows:
     begin = 0
     for indices in iterate_in_order(records["times"], offsets):
         piece = slice(begin, begin + len(indices))
-        rows.cuts[piece] = cut_times(spec, records["times"][indices])
+        rows.cuts[piece] = find_cuts(spec, records["times"][indices])
         rows.numbers[piece] = records["numbers"][indices]
         rows.flags[piece] = records["flags"][indices]
         rows.indices[piece] = indices
@@ -62,24 +64,26 @@ def read_rows(group: DividedGroup, partition: int) -> PartitionRows:
 
 
 def allocate_sums(group: DividedGroup, partition: int, rows: int) -> np.ndarray:
-    """Return records for what the events before the rows of a partition sum up to."""
+    """Return uninitialized records for the sums before the rows of a partition."""
     path = group.spilled_file(partition, "sums")
     return allocate(path, (rows,), group.sums_dtype, MAX_IN_MEMORY)
 
 
 def read_events(group: DividedGroup, partition: int) -> EventBlock:
-    """Merge the events that all blocks have of a partition, by when they are known."""
-    wanted = group.wanted
-    names = group.log.list_event_blocks(wanted.source)
+    """Merge the events of a partition from all blocks, in the order in which they become known."""
+    group_sums = group.group_sums
+    names = group.log.list_event_blocks(group_sums.source)
     files = [group.events_file(name) for name in names]
-    spilled, maximum = group.spilled_file(partition, "events"), MAX_IN_MEMORY
-    dtype = event_dtype(group.log.spec, wanted)
-    records, offsets = gather_part(files, dtype, group.partitions, partition, spilled, maximum)
+    spilled = group.spilled_file(partition, "events")
+    dtype = event_dtype(group.log.spec, group_sums)
+    records, offsets = gather_part(
+        files, dtype, group.partitions, partition, spilled, MAX_IN_MEMORY
+    )
     columns: dict[str, np.ndarray] = {}
     for name in dtype.names or ():
         shape = (*dtype[name].shape, len(records))
         path = group.spilled_file(partition, f"event_{name}")
-        columns[name] = allocate(path, shape, dtype[name].base, maximum)
+        columns[name] = allocate(path, shape, dtype[name].base, MAX_IN_MEMORY)
     begin = 0
     for indices in iterate_in_order(records["known"], offsets):
         piece = slice(begin, begin + len(indices))

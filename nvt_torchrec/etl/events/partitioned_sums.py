@@ -1,13 +1,13 @@
-"""Divide the rows and events of a group into partitions, sum these up, and give rows their sums.
+"""Divide the rows and events of a group into partitions, sum each, and collect the sums by row.
 
-Each step is made of tasks, one for each block or partition. A task writes files of its own and
-returns counts, so that tasks may run in threads or on the machines of a cluster:
+Each step consists of tasks, one for each block or partition. A task writes its own files and
+returns only counts, so that tasks may run in threads or on the machines of a cluster:
 
-1. count the rows and events of each block by ranges of keys, and cut these into partitions;
-2. write those of each block by partition (:mod:`.partitions`);
-3. sum up each partition (:mod:`.sums`);
-4. collect what the partitions say of the rows of each block;
-5. put together what the partitions keep for further days.
+1. count the rows and events of each block by ranges of keys, and cut the keys into partitions;
+2. write the rows and events of each block by partition (:mod:`.partitions`);
+3. sum the events of each partition (:mod:`.sums`);
+4. collect the sums before the rows of each block;
+5. join the events that the partitions keep for later days.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nvt_torchrec.base.files.atomic import atomic_path
 from nvt_torchrec.base.files.growing import GrowingArray, create_array
 from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.base.threads import MapTasks, run_each
-from nvt_torchrec.etl.events.earlier_events import EarlierEvents, EarlierFiles, kept_file
+from nvt_torchrec.etl.events.earlier_events import EarlierEvents, EarlierFiles, kept_file_name
 from nvt_torchrec.etl.events.event_blocks import EventLog
 from nvt_torchrec.etl.events.event_files import EventFiles
 from nvt_torchrec.etl.events.event_records import put_records, read_part
@@ -37,19 +37,19 @@ from nvt_torchrec.etl.events.partitions import (
     divide_block,
 )
 from nvt_torchrec.etl.events.sums import sum_partition
-from nvt_torchrec.workflows.event_groups import EVENT, GroupSums, sums_of_groups
+from nvt_torchrec.workflows.event_groups import EVENT, GroupSums, plan_groups
 
-#: Beyond so many events, sums take 64 bits.
+#: The maximum number of events whose sums fit into 32 bits.
 _MAX_SMALL_SUM = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class SummedGroup:
-    """What is known of a group whose events are summed up.
+    """The result for a group whose events have been summed.
 
     Attributes:
-        moments: What rates are smoothed by, see :meth:`.KeyMoments.sum`.
-        kept: The file of what is kept for further days.
+        moments: The moments for the smoothing of rates, see :meth:`.KeyMoments.sum`.
+        kept: The file with the events that are kept for later days.
     """
 
     moments: np.ndarray
@@ -64,21 +64,21 @@ def sum_group(
     map_tasks: MapTasks,
     report: Callable[[float], object] = lambda rows: None,
 ) -> SummedGroup:
-    """Write what the events of a group before each row sum up to, and what is kept of them.
+    """Write the sums of a group before each row, and the events that are kept for later days.
 
     Args:
-        log: The events, whose keys are numbered.
+        log: The events; their keys must have been numbered.
         number: The number of the group.
-        earlier: What is kept of the days before; None of a run.
-        newest: The time of the newest row that is not late, also of earlier days.
+        earlier: The files of earlier days; None for a run.
+        newest: The time of the newest row that is not late, including earlier days.
         map_tasks: Runs tasks.
         report: Called with the number of rows done since the last call.
     """
-    log.files.delete_scratch(number)  # of a process that was killed
+    log.files.delete_scratch(number)  # from a process that was killed
     group = _divide_keys(log, number, earlier, map_tasks)
     run_each(map_tasks, functools.partial(divide_block, group=group), log.list_blocks(number))
-    add_up = functools.partial(sum_partition, group=group, earlier=earlier, newest=newest)
-    for rows in map_tasks(add_up, range(group.partitions)):
+    sum_events = functools.partial(sum_partition, group=group, earlier=earlier, newest=newest)
+    for rows in map_tasks(sum_events, range(group.partitions)):
         report(rows)
     run_each(map_tasks, functools.partial(collect_sums, group=group), range(len(log.names)))
     (summed,) = map_tasks(join_partitions, [group])
@@ -89,8 +89,8 @@ def sum_group(
 def _divide_keys(
     log: EventLog, number: int, earlier: EarlierFiles | None, map_tasks: MapTasks
 ) -> DividedGroup:
-    """Cut the keys of a group into partitions by counts of rows and events; write their bounds."""
-    group = sums_of_groups(log.spec)[number]
+    """Cut the keys of a group into partitions of similar size, and write their bounds."""
+    group = plan_groups(log.spec)[number]
     files = log.files
     num_keys = len(map_array(files.keys(number)))
     blocks = log.list_blocks(number)
@@ -125,7 +125,7 @@ def _count_block(
         counts[0] = every
     if name in log.list_event_blocks(log.spec.groups[number].source):
         counts[1] = every
-        if log.spec.negatives:  # a row that was drawn is no event
+        if log.spec.negatives:  # a negative is a row, but no event
             happened = map_array(log.files.flags(name)) >> EVENT != 0
             counts[1] = count_buckets(numbers[happened], num_keys, bucket_size)
     return counts
@@ -134,7 +134,10 @@ def _count_block(
 def _count_kept(
     earlier: EarlierFiles, files: EventFiles, number: int, group: GroupSums, bucket_size: int
 ) -> tuple[np.ndarray, int]:
-    """Count what is kept of earlier days by ranges of keys, and the events it stands for."""
+    """Count the kept events of earlier days by ranges of keys; also return the original number.
+
+    A kept event may stand for many that were merged.
+    """
     kept = earlier.open_group(number, group)
     keys = map_array(files.keys(number))
     counts = count_buckets(np.searchsorted(keys, kept.key), len(keys), bucket_size)
@@ -142,16 +145,17 @@ def _count_kept(
 
 
 def collect_sums(block: int, group: DividedGroup) -> None:
-    """Write what the events before each row of a block sum up to, in the order of the rows.
+    """Write the sums before each row of a block, in the order of the rows.
 
     Args:
         block: The number of the block in the log.
-        group: The group, whose partitions are summed up.
+        group: The group; its partitions must have been summed.
 
     Raises:
         OutputError: The directory cannot be written.
     """
-    names, files = group.log.names, group.log.files
+    names = group.log.names
+    files = group.log.files
     rows = map_array(group.row_order_file(names[block]))
     with atomic_path(files.sums(names[block], group.number)) as temporary:
         sums = create_array(temporary, rows.shape, group.sums_dtype)
@@ -164,15 +168,18 @@ def collect_sums(block: int, group: DividedGroup) -> None:
 
 
 def join_partitions(group: DividedGroup) -> SummedGroup:
-    """Put together what the partitions of a group keep, in the order of its keys.
+    """Join the events that the partitions of a group keep, in the order of its keys.
 
     Raises:
         OutputError: The directory cannot be written.
     """
-    wanted, files = group.wanted, group.log.files
-    file = files.directory / kept_file(group.number)
-    key_moments = KeyMoments(files.scratch(group.number, f"{os.getpid()}.moments"), wanted.labels)
-    with GrowingArray(file, np.int64, EarlierEvents.count_rows(wanted)) as written:
+    group_sums = group.group_sums
+    files = group.log.files
+    file = files.directory / kept_file_name(group.number)
+    key_moments = KeyMoments(
+        files.scratch(group.number, f"{os.getpid()}.moments"), group_sums.num_labels
+    )
+    with GrowingArray(file, np.int64, EarlierEvents.count_rows(group_sums)) as written:
         for partition in range(group.partitions):
             written.append(np.load(group.kept_file(partition)))
             key_moments.add(np.load(group.trained_file(partition)))

@@ -1,4 +1,4 @@
-"""Make the events of a run or an extension, and write what is kept of them."""
+"""Prepare the events of a run or an extension, and write the event state at its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nvt_torchrec.etl.events.earlier_days import (
     make_rates,
     read_record,
 )
-from nvt_torchrec.etl.events.earlier_events import EarlierEvents, EarlierFiles, kept_file
+from nvt_torchrec.etl.events.earlier_events import EarlierEvents, EarlierFiles, kept_file_name
 from nvt_torchrec.etl.events.event_blocks import EventLog
 from nvt_torchrec.etl.events.event_files import EventFiles
 from nvt_torchrec.etl.events.extract import extract
@@ -39,7 +39,7 @@ from nvt_torchrec.etl.events.late_rows import find_late_rows, warn_of_late_rows
 from nvt_torchrec.etl.events.partitioned_sums import sum_group
 from nvt_torchrec.etl.events.partitions import cut_by_key
 from nvt_torchrec.etl.events.source_events import check_keys, list_blocks
-from nvt_torchrec.etl.events.sums import find_end
+from nvt_torchrec.etl.events.sums import find_as_of
 from nvt_torchrec.etl.row_additions import RowAdditions
 from nvt_torchrec.etl.state.output import EVENTS
 from nvt_torchrec.etl.units.hours import add_hours, count_times, find_late
@@ -48,7 +48,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import HOUR
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
-from nvt_torchrec.workflows.event_groups import LaterRates, sums_of_groups
+from nvt_torchrec.workflows.event_groups import LaterRates, plan_groups
 from nvt_torchrec.workflows.event_state import write_event_state
 from nvt_torchrec.workflows.event_sums import GroupEvents
 
@@ -65,23 +65,24 @@ def prepare(
     max_bad_rows: int,
     report: Callable[[float], object] = lambda rows: None,
 ) -> None:
-    """Make the events of all blocks, and what they sum up to before each row.
+    """Write the events of all blocks, and their sums before each row.
 
-    Blocks whose events are there, of an engine or an earlier process, are not read. Only counts
-    come back from tasks, so the memory of the caller does not grow with the log.
+    Blocks whose events were written by the engine or by an earlier process are not read again.
+    Tasks return only counts, so the memory of the caller does not grow with the log.
 
     Args:
         plan: The blocks.
         spec: The columns.
         work: The directory of the run's state.
-        earlier: The days before, of an extension.
+        earlier: For an extension, the earlier days.
         map_tasks: Runs tasks, see :meth:`.Engine.map_tasks`.
-        max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
-        report: Called with the number of rows done since the last call: read, or summed up.
+        max_bad_rows: The maximum number of malformed rows of a block that are left out; 0: a
+            malformed row is an error.
+        report: Called with the number of rows read or summed since the last call.
 
     Raises:
         BadRowError: A row is malformed.
-        BadInputError: A block cannot be read, or there is no row.
+        BadInputError: A block cannot be read, or no row is well-formed.
         OutputError: ``work`` cannot be written.
     """
     directory = work / EVENTS
@@ -116,8 +117,8 @@ class _BlockTimes:
     """The times of a block's rows.
 
     Attributes:
-        rows: How many rows there are.
-        first, last: The first and the last time; 0 without rows.
+        rows: Number of rows.
+        first, last: The earliest and the latest time; 0 without rows.
         hours: See :func:`etl.units.hours.count_times`.
     """
 
@@ -130,33 +131,35 @@ class _BlockTimes:
 def _extract_block(
     block_and_train: tuple[Block, bool], spec: FeatureSpec, work: Path, max_bad_rows: int
 ) -> tuple[int, _BlockTimes]:
-    """Write the events of a block unless they are there; return how many are written, their times.
+    """Write the events of a block unless they exist; return the number written, and their times.
 
     Args:
-        block_and_train: The block, and whether its rows are for training, unless they are divided.
+        block_and_train: The block, and ``train``, see :func:`.extract.extract`.
         spec: The columns.
         work: The directory of the run's state.
         max_bad_rows: See :func:`prepare`.
     """
     block, train = block_and_train
-    files, additions = EventFiles(work / EVENTS), RowAdditions.open(work, spec)
+    files = EventFiles(work / EVENTS)
+    additions = RowAdditions.open(work, spec)
     rows_read = extract(
         block, spec, files, train=train, max_bad_rows=max_bad_rows, additions=additions
     )
     times = map_array(files.times(block_name(block)))[0]
     first, last = 0, 0
     if len(times):
-        first, last = int(times.min()), int(times.max())
+        first = int(times.min())
+        last = int(times.max())
     return rows_read, _BlockTimes(len(times), first, last, count_times(times))
 
 
 def _find_newest(
     log: EventLog, blocks: list[Block], times: list[_BlockTimes], map_tasks: MapTasks
 ) -> int:
-    """Return the time of the newest row that is not late; warn of late ones.
+    """Return the time of the newest row that is not late, and warn of late rows.
 
     Raises:
-        BadInputError: There is no well-formed row.
+        BadInputError: No row is well-formed.
     """
     late_from = find_late(add_hours([block_times.hours for block_times in times]))
     if late_from is not None:
@@ -167,7 +170,7 @@ def _find_newest(
         return newest
     with_rows = [block_times.last for block_times in times if block_times.rows]
     if not with_rows:
-        raise BadInputError("there is no well-formed row", "correct the input")
+        raise BadInputError("the input has no well-formed row", "correct the input")
     return max(with_rows)
 
 
@@ -178,27 +181,28 @@ def _sum_groups(
     map_tasks: MapTasks,
     report: Callable[[float], object],
 ) -> EventRecord:
-    """Sum up the events of all groups; return what is known of them.
+    """Sum the events of all groups, and return the record for later days.
 
     Args:
         log: The events.
-        earlier: The days before, of an extension.
-        newest: The time of the newest row that is not late, also of earlier days.
+        earlier: For an extension, the earlier days.
+        newest: The time of the newest row that is not late, including earlier days.
         map_tasks: Runs tasks.
         report: Called with the number of rows done since the last call.
     """
-    spec, files = log.spec, log.files
+    spec = log.spec
+    files = log.files
     kept = earlier.files if earlier else None
     number_keys(log, kept, map_tasks)
-    if earlier is None:  # a day may have other users
+    if earlier is None:  # a single later day may have none of the keys
         check_keys(log, map_tasks)
     moments: list[np.ndarray] = []
     next_keys: dict[str, int] = {}
     entries: dict[str, FileEntry] = {}
-    for number, group in enumerate(sums_of_groups(spec)):
+    for number, group in enumerate(plan_groups(spec)):
         summed = sum_group(log, number, kept, newest, map_tasks, report)
         moments.append(summed.moments)
-        entries[kept_file(number)] = summed.kept
+        entries[kept_file_name(number)] = summed.kept
         for history in group.histories:
             name = spec.histories[history].name
             before = earlier.record.next_keys[name] if earlier else 0
@@ -214,12 +218,15 @@ def _sum_groups(
 
 
 def _check_files(blocks: list[Block], times: list[_BlockTimes], splits: dict[Block, str]) -> None:
-    """Check that no file for valid or test has a row that is older than one for training.
+    """Check that no file for valid or test has a row older than a training row.
+
+    Otherwise training rows would count events of the rows that the model is tested on.
 
     Raises:
-        BadInputError: One has, so training would count events of the rows that it is tested on.
+        BadInputError: A file for valid or test has an older row.
     """
-    newest, oldest = [], []
+    newest = []
+    oldest = []
     for block, block_times in zip(blocks, times, strict=True):
         if block_times.rows and splits[block] == "train":
             newest.append((block_times.last, block.source))
@@ -227,12 +234,13 @@ def _check_files(blocks: list[Block], times: list[_BlockTimes], splits: dict[Blo
             oldest.append((block_times.first, block.source))
     if not newest or not oldest or min(oldest)[0] >= max(newest)[0]:
         return
-    (last, trained), (first, tested) = max(newest), min(oldest)
+    last, trained = max(newest)
+    first, tested = min(oldest)
     raise BadInputError(
-        f"{tested}: it has rows from {format_time(first)} on, and {trained}, for training, until "
-        f"{format_time(last)}: with [events], rows for training would count events of those for "
+        f"{tested}: its rows begin at {format_time(first)}, but those of {trained}, for training, "
+        f"end at {format_time(last)}: with [events], training rows would count events of rows for "
         "valid and test",
-        'leave [events] out, or cut the rows of all files anew, by time: [split] by = "time"',
+        'leave [events] out, or split the rows of all files by time: [split] by = "time"',
     )
 
 
@@ -249,11 +257,11 @@ def _fit_smoothing(spec: FeatureSpec, moments: list[np.ndarray]) -> dict[str, fl
 
 
 def _select_later_rates(rates: LabelRates, end: int) -> LaterRates:
-    """Return the rates of all events as of ``end`` and later times."""
+    """Return the rates over all events for the time ``end`` and later times."""
     hours = rates.hours[0][rates.hours[0] >= end // HOUR]
     after_last = hours[-1] + 1 if len(hours) else end // HOUR
     times = np.append(hours, after_last) * HOUR
-    by_label = {label: rates.before(label, times) for label in rates.labels}
+    by_label = {label: rates.find_prior(label, times) for label in rates.labels}
     return LaterRates(rates.smoothing, hours, by_label)
 
 
@@ -263,22 +271,27 @@ def write_group_events(number: int, spec: FeatureSpec, directory: Path, end: int
     Args:
         number: The number of the group.
         spec: The columns.
-        directory: That of the run's events, which has what is kept of all days.
+        directory: The directory of the run's events, with the kept events of all days.
         end: The time from which rows can be scored.
 
     Raises:
         OutputError: The directory cannot be written.
     """
-    files, group = EventFiles(directory), sums_of_groups(spec)[number]
-    kept = EarlierEvents.from_rows(map_array(directory / kept_file(number)), group)
-    names = GroupEvents.array_names(group)
-    kinds = {"sums": group.measures + len(group.compared), "picks": len(group.picked)}
-    kinds["previous"] = len(group.compared)
+    files = EventFiles(directory)
+    group = plan_groups(spec)[number]
+    kept = EarlierEvents.from_rows(map_array(directory / kept_file_name(number)), group)
+    names = GroupEvents.list_array_names(group)
+    # The numbers of rows of arrays with two dimensions.
+    num_rows = {
+        "sums": group.num_measures + len(group.distinct_columns),
+        "picks": len(group.stored_picks),
+        "previous": len(group.distinct_columns),
+    }
     with contextlib.ExitStack() as stack:
         arrays = {}
         for name in names:
-            kind = np.float64 if name == "picks" else np.int64
-            array = GrowingArray(files.group_events(number, name), kind, kinds.get(name))
+            dtype = np.float64 if name == "picks" else np.int64
+            array = GrowingArray(files.group_events(number, name), dtype, num_rows.get(name))
             arrays[name] = stack.enter_context(array)
         arrays["offsets"].append(np.zeros(1, np.int64))
         for events in cut_by_key(kept.key):
@@ -289,28 +302,29 @@ def write_group_events(number: int, spec: FeatureSpec, directory: Path, end: int
                     arrays[name].append(getattr(part, name))
 
 
-def write_kept(
+def write_event_output(
     work: Path,
     description: WorkflowDescription,
     extension: Path,
     earlier: EarlierFiles | None,
     map_tasks: MapTasks,
 ) -> None:
-    """Write what inference needs beside a workflow, and what further days need.
+    """Write the event state beside the workflow, and the events that later days need.
 
     Args:
         work: The directory of the run's state.
-        description: Of the workflow, which is written already.
+        description: The description of the workflow, which must have been written.
         extension: The directory of its state for extensions.
-        earlier: What is kept of the days before; None of a run.
+        earlier: The files of earlier days; None for a run.
         map_tasks: Runs tasks, see :meth:`.Engine.map_tasks`.
 
     Raises:
         OutputError: A directory cannot be written.
     """
-    directory, spec = work / EVENTS, description.spec
+    directory = work / EVENTS
+    spec = description.spec
     record = read_record(directory)
-    end = find_end(spec, record.newest)
+    end = find_as_of(spec, record.newest)
     write_group = functools.partial(write_group_events, spec=spec, directory=directory, end=end)
     run_each(map_tasks, write_group, range(len(spec.groups)))
     if spec.histories:
@@ -328,21 +342,22 @@ def write_kept(
 def _write_state(
     extension: Path, work: Path, workflow: Path, digest: str, spec: FeatureSpec
 ) -> None:
-    """Write the state of the events beside a workflow, and that for further days.
+    """Write the event state beside a workflow, and the state for later days.
 
     Args:
-        extension: The directory of the state for further days.
+        extension: The directory of the state for later days.
         work: The directory of the run's state.
         workflow: The directory of the workflow.
-        digest: That of the workflow.
+        digest: The digest of the workflow.
         spec: The columns.
     """
     directory = work / EVENTS
-    files, days = EventFiles(directory), EarlierDays.read(directory, spec)
-    end = find_end(spec, days.record.newest)
+    files = EventFiles(directory)
+    days = EarlierDays.read(directory, spec)
+    end = find_as_of(spec, days.record.newest)
     groups = []
-    for number, group in enumerate(sums_of_groups(spec)):
-        names = GroupEvents.array_names(group)
+    for number, group in enumerate(plan_groups(spec)):
+        names = GroupEvents.list_array_names(group)
         arrays = {name: map_array(files.group_events(number, name)) for name in names}
         groups.append(GroupEvents(**arrays))
     tails = [read_tail(files, rule) for rule in spec.histories]

@@ -1,4 +1,4 @@
-"""Sums over the events of each key, kept up to date as rows and events pass by in time."""
+"""Running sums over the events of each key, updated in the order of time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nvt_torchrec.etl.events.window_picks import (
 )
 from nvt_torchrec.workflows.event_groups import EVENT, PARTS, TRAIN, WindowParts
 
-#: The time of the last event of a key without one.
+#: The time of the last event of a key without events.
 NEVER = -(2**63)
 
 
@@ -30,13 +30,13 @@ class KeySums:
 
     Attributes:
         sums: int64 [keys, sums].
-        totals: int64 [keys, PARTS * totals]: of each, how many numbers there are, and the words of
+        totals: int64 [keys, PARTS * totals]: for each total, the number of values, and the words of
             their sum, see :mod:`base.exact_sums`.
-        picks: The numbers that are picked.
-        distinct: The values that are counted.
+        picks: The picked values.
+        distinct: The counts of distinct values.
         last: int64 [keys], the time of the last event.
-        trained: int64 [keys, 1 + labels], how many rows for training there are, and how many of
-            them with each label.
+        trained: int64 [keys, 1 + labels], the number of training rows, and the number of those with
+            each label.
     """
 
     sums: np.ndarray
@@ -63,27 +63,30 @@ class KeySums:
 
 
 class RowSums:
-    """Rows in the order of their times, and what the events before each of them sum up to.
+    """Rows in the order of their times, and the sums over the events before each of them.
 
     Args:
-        cuts: int64 [n], the times before which events count; rising.
-        numbers: int32 [n], those of the rows' keys; -1 without one.
+        cuts: int64 [n], ascending, the time before which events count for each row.
+        numbers: int32 [n], the numbers of the rows' keys; -1 without a key.
         flags: Unsigned [n].
-        parts: What is summed up.
+        parts: The sums that are computed.
 
     Attributes:
-        sums: int64 [sums, n], 0 where there is no key, as all below.
-        totals: float64 [2 totals, n]: of each, how many numbers there are, and their sum.
-        picks: float64 [picks, n]; NaN where there is no number.
-        distinct: int64 [distinct, n], how many different values there are.
-        last: int64 [n], the time of the last event.
+        sums: int64 [sums, n]; 0 for a row without a key.
+        totals: float64 [2 totals, n]: for each total, the number of values, and their sum; 0 for a
+            row without a key.
+        picks: float64 [picks, n]; NaN if no event has a value.
+        distinct: int64 [distinct, n], the number of distinct values; 0 for a row without a key.
+        last: int64 [n], the time of the last event; :data:`NEVER` without an event.
     """
 
     def __init__(
         self, cuts: np.ndarray, numbers: np.ndarray, flags: np.ndarray, parts: WindowParts
     ) -> None:
         rows = len(cuts)
-        self.cuts, self.numbers, self.flags = cuts, numbers, flags
+        self.cuts = cuts
+        self.numbers = numbers
+        self.flags = flags
         self.sums = np.zeros((len(parts.sums), rows), np.int64)
         self.totals = np.zeros((2 * len(parts.totals), rows))
         self.picks = np.full((len(parts.picks), rows), np.nan)
@@ -95,15 +98,17 @@ class RowSums:
 
 
 class RunningSums:
-    """Adds events to a state, and subtracts those that leave the window, as the rows pass by.
+    """Computes the sums before each row by one pass over rows and events in the order of time.
+
+    An event is added to the state when it becomes known, and subtracted when it leaves the window.
 
     Args:
         window: How long an event counts, in microseconds; 0: always.
-        bits: Of each sum, the bit of the events that it counts.
-        columns: Of each total, the number of the column of amounts.
-        state: The sums before the first row; they are changed.
-        added: The events in the order in which they are known.
-        dropped: The same events once more; not read without a window.
+        bits: For each sum, the flag bit of the events that it counts.
+        columns: For each total, the index of its column of amounts.
+        state: The sums before the first row; changed in place.
+        added: The events in the order in which they become known.
+        dropped: The same events again, which are subtracted; not read without a window.
     """
 
     def __init__(
@@ -115,17 +120,19 @@ class RunningSums:
         added: Iterator[EventBlock],
         dropped: Iterator[EventBlock],
     ) -> None:
-        self._window, self._state = window, state
-        self._bits, self._columns = np.array(bits, np.int64), np.array(columns, np.int64)
+        self._window = window
+        self._state = state
+        self._bits = np.array(bits, np.int64)
+        self._columns = np.array(columns, np.int64)
         self._streams = [added, dropped if window else iter(())]
         self._chunks = [NO_EVENTS] * 2
-        # The index of the next row, and those of the next events to add and to drop in their
-        # chunks; then whether the streams have further chunks. Kernels change the indices.
+        # The next row, and the next events to add and to drop in their chunks; changed by kernels.
         self._at = np.zeros(3, np.int64)
+        # Whether the two streams have more chunks.
         self._more = np.ones(2, np.bool_)
 
-    def sum_before(self, rows: RowSums) -> None:
-        """Sum up the events before further rows."""
+    def sum_rows(self, rows: RowSums) -> None:
+        """Compute the sums of the next rows."""
         state = self._state
         self._at[0] = 0
         while self._at[0] < len(rows.cuts):
@@ -150,17 +157,18 @@ class RunningSums:
         events = next(self._streams[stream], None)
         self._more[stream] = events is not None
         if events is not None:
-            self._chunks[stream], self._at[1 + stream] = events, 0
+            self._chunks[stream] = events
+            self._at[1 + stream] = 0
 
     def finish(self, end: int) -> KeySums:
-        """Return the state for a time."""
-        # A row of that time without a key: events until then are added, and nothing is read.
+        """Add the events that are known before ``end``, and return the state."""
+        # Passing a row without a key adds the events before it, and computes no sums.
         flags = np.zeros(1, self._chunks[0].flags.dtype)
         numbers = np.array([-1], np.int32)
-        self.sum_before(RowSums(np.array([end]), numbers, flags, WindowParts({}, {}, {}, {})))
+        self.sum_rows(RowSums(np.array([end]), numbers, flags, WindowParts({}, {}, {}, {})))
         return self._state
 
-    def iterate_left(self) -> Iterator[EventBlock]:
+    def iterate_remaining(self) -> Iterator[EventBlock]:
         """Yield the events that were not added."""
         yield self._chunks[0].take(slice(self._at[1], None))
         yield from self._streams[0]
@@ -170,7 +178,7 @@ class RunningSums:
 def _add_amounts(
     event: int, key: int, amounts: np.ndarray, columns: np.ndarray, totals: np.ndarray, sign: int
 ) -> None:
-    """Add the numbers of an event to the totals of its key, or with sign -1 subtract them."""
+    """Add the amounts of an event to the totals of its key (sign 1), or subtract them (sign -1)."""
     for c in range(len(columns)):
         amount = amounts[columns[c], event]
         if math.isnan(amount):
@@ -199,13 +207,13 @@ def _sum_rows(
     at: np.ndarray,
     more: np.ndarray,
 ) -> None:
-    """Sum up events until there are no more rows, events in the chunk, or room for picks.
+    """Process rows and events until the rows, a chunk of events, or the room for picks runs out.
 
     Args:
-        rows: Cuts, numbers and flags of :class:`RowSums`.
-        found: Its sums, totals, picks, distinct and last, which are written.
-        added: Of the chunk of events that become known: known, numbers, flags, amounts, pairs.
-        dropped: The same of the chunk of events that leave the window.
+        rows: The cuts, numbers and flags of :class:`RowSums`.
+        found: The sums, totals, picks, distinct and last of :class:`RowSums`, which are written.
+        added: The known, numbers, flags, amounts and pairs of the chunk of events to add.
+        dropped: The same arrays of the chunk of events to drop.
         happened: int64 [n], the times of the events that become known.
         window: How long an event counts, in microseconds; 0: always.
         bits: See :class:`RunningSums`.
@@ -213,8 +221,8 @@ def _sum_rows(
         state: The sums, totals, last and trained of :class:`KeySums`.
         picks: See :attr:`.WindowPicks.arrays`.
         distinct: See :attr:`.DistinctCounts.arrays`.
-        at: int64 [3], the next row, event to add and event to drop, at the begin and at the end.
-        more: bool [2], whether there are further events to add, and to drop.
+        at: int64 [3], the indices of the next row, event to add and event to drop; updated.
+        more: bool [2], whether there are more chunks of events to add, and to drop.
     """
     cuts, row_keys, row_flags = rows
     row_sums, row_totals, row_picks, row_distinct, row_last = found
@@ -222,13 +230,16 @@ def _sum_rows(
     dropped_known, dropped_keys, dropped_flags, dropped_amounts, dropped_pairs = dropped
     sums, totals, last, trained = state
     distinct_values = distinct[4]
-    # Most groups have counts alone. A call with tuples of arrays takes longer than to count an
-    # event, as it counts the references to each of them.
-    has_totals, has_picks = len(columns) > 0, len(picks[0]) > 0
+    # Most groups only have counts. For them, the other functions are not called at all: a call with
+    # a tuple of arrays updates the reference count of each, which takes longer than counting an
+    # event.
+    has_totals = len(columns) > 0
+    has_picks = len(picks[0]) > 0
     has_distinct = len(distinct[0]) > 0
-    event, drop = at[1], at[2]
-    # Rows and both streams of events pass by in the order of time, each of them once: before a row
-    # is read, what it may know is added, and what has left its window is subtracted.
+    event = at[1]
+    drop = at[2]
+    # Rows and both streams of events are in the order of time, and are processed once: before a row
+    # is read, the events that it knows are added, and those that left its window are subtracted.
     for row in range(at[0], len(cuts)):
         cut = cuts[row]
         while event < len(known) and known[event] < cut:
@@ -238,7 +249,9 @@ def _sum_rows(
                 continue
             if has_picks:
                 if not has_room(picks):
-                    at[0], at[1], at[2] = row, event, drop
+                    at[0] = row
+                    at[1] = event
+                    at[2] = drop
                     return
                 add_to_picks(picks, key, amounts, event, known[event], cut)
             for s in range(len(bits)):
@@ -259,8 +272,9 @@ def _sum_rows(
                 if has_distinct:
                     count_pairs(distinct, key, dropped_pairs, drop, -1)
             drop += 1
-        at[1], at[2] = event, drop
-        # The row's sums are final only if the next chunks have no event before it.
+        at[1] = event
+        at[2] = drop
+        # If a chunk is used up, the next one may have events before this row: get it first.
         if (event == len(known) and more[0]) or (drop == len(dropped_known) and more[1]):
             at[0] = row
             return

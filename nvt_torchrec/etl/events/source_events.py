@@ -1,7 +1,7 @@
-"""Read the files of further sources of events, and write their events beside those of the log.
+"""Read the files of sources of events, and write their events alongside those of the log.
 
-A piece of a file is a block of events as one of the log is, see :class:`.extract.EventFiles`, but
-without what only rows need: the order of rows, labels and histories.
+A piece of a file becomes a block of events, with the same files as a block of the log
+(:class:`.event_files.EventFiles`), except those that only rows need: order, labels and histories.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, get_format
 from nvt_torchrec.etl.events.event_blocks import EventLog
 from nvt_torchrec.etl.events.event_files import EventFiles
-from nvt_torchrec.etl.events.extract import code_keys, flag_type, is_rising
+from nvt_torchrec.etl.events.extract import code_keys, flag_type, is_sorted
 from nvt_torchrec.etl.state.output import EVENTS
 from nvt_torchrec.etl.tables.keyed_rows import format_rejected
 from nvt_torchrec.etl.tables.prepare_tables import copy_rejected
@@ -38,54 +38,56 @@ from nvt_torchrec.formats.feature_spec.read_plan import Reading
 from nvt_torchrec.formats.feature_spec.source_rules import SourceRule
 from nvt_torchrec.formats.feature_spec.spec_variants import bound_times
 from nvt_torchrec.formats.rows import RawRows
-from nvt_torchrec.workflows.event_groups import EVENT, cut_times
+from nvt_torchrec.workflows.event_groups import EVENT, find_cuts
 
 log = logging.getLogger(__name__)
 
-#: Bytes of a file that are parsed at once, the events of a block.
+#: Bytes of a file that are parsed at once, and whose events are a block.
 _BLOCK_BYTES = 16 << 20
-#: Events have no label; the name that a spec must have is that of no column.
+#: A spec must name a label, and events have none; no column has this name.
 _NO_LABEL = "(an event has no label)"
 
 
 def make_source_spec(rule: SourceRule, spec: FeatureSpec, path: str) -> FeatureSpec:
     """Return the spec of a file of a source, whose rows are events.
 
-    Keys are read as the log's columns are, and so are other columns whose values are counted where
-    the log has a feature of the same name; numbers are read as numbers.
+    Keys are read like the log's columns. So are columns whose distinct values are counted, if the
+    log has a feature of the same name. Amounts are read as floats.
 
     Args:
         rule: The source.
         spec: The columns of the log.
-        path: The file, whose ending says its format where the rule does not.
+        path: The file; its suffix gives the format unless the rule does.
     """
     assert spec.events is not None
     aggregates: list[DenseColumn] = []
-    names: dict[str, str] = {}  # columns of the source, and how the log calls them
+    log_names: dict[
+        str, str
+    ] = {}  # by column of the source, the name of the same column of the log
     for column in spec.aggregates:
         aggregate = column.aggregate
         if aggregate is None or aggregate.source != rule.name:
             continue
-        file_key = rule.to_source_names(aggregate.key)
-        own = dataclasses.replace(aggregate, key=file_key, source="")
-        aggregates.append(dataclasses.replace(column, aggregate=own))
-        names |= zip(file_key, aggregate.key, strict=True)
+        own_key = rule.to_source_names(aggregate.key)
+        own_aggregate = dataclasses.replace(aggregate, key=own_key, source="")
+        aggregates.append(dataclasses.replace(column, aggregate=own_aggregate))
+        log_names |= zip(own_key, aggregate.key, strict=True)
         if aggregate.column and not aggregate.kind.takes_numbers:
-            names.setdefault(aggregate.column, aggregate.column)
+            log_names.setdefault(aggregate.column, aggregate.column)
     amounts = []
     for name in list_amounts(spec.aggregate_rules, rule.name):
         reading = Reading((name,), nulls=rule.nulls, trim=True)
         amounts.append(DenseColumn(f"amount {name}", raw="float", reading=reading))
-    compared = []
-    for own_name, name in names.items():
-        read = spec.make_key_read(name)
+    keys = []
+    for own_name, log_name in log_names.items():
+        read = spec.make_key_read(log_name)
         nulls = tuple(dict.fromkeys([*read.nulls, *rule.nulls]))
         reading = Reading((own_name,), nulls=nulls, trim=read.trim, lenient=read.lenient)
-        compared.append(CategoricalColumn(f"key {own_name}", raw=read.raw, reading=reading))
+        keys.append(CategoricalColumn(f"key {own_name}", raw=read.raw, reading=reading))
     return FeatureSpec(
         label=_NO_LABEL,
         dense=(*aggregates, *amounts),
-        categorical=tuple(compared),
+        categorical=tuple(keys),
         input=rule.input or guess_format(path, spec),
         events=Events(rule.time, rule.time_format, rule.known, cut=spec.events.cut),
         is_source=True,
@@ -102,15 +104,15 @@ def store_sources(
     reject: bool = False,
     report: Callable[[float], object] = lambda rows: None,
 ) -> None:
-    """Write the events of all sources of a spec; those that are there stay.
+    """Write the events of all sources of a spec, except sources that were written before.
 
     Args:
         spec: The columns.
-        sources: The files of the sources; of an extension, those of the day.
+        sources: The files of the sources; for an extension, the files of the day.
         work: The directory of the run's state.
-        newest: Of an extension, the time of the newest row of the days before. An event that a row
-            of these days would have counted is malformed.
-        threads: How many pieces of a file are parsed at once.
+        newest: For an extension, the time of the newest row of the earlier days. An event that a
+            row of these days would have counted is malformed.
+        threads: Number of pieces of a file that are parsed at once.
         reject: Whether malformed rows are left out.
         report: Called with the number of rows read since the last call.
 
@@ -130,7 +132,7 @@ def store_sources(
         for number, file in enumerate(sources.get(rule.name, [])):
             source_spec = make_source_spec(rule, spec, file.path)
             if newest is not None:
-                first = int(cut_times(spec, np.array([newest]))[0]) - rule.delay
+                first = int(find_cuts(spec, np.array([newest]))[0]) - rule.delay
                 source_spec = bound_times(source_spec, (first, int(RAW_TYPES["time"].maximum) + 1))
             reader = _SourceReader(
                 rule, spec, source_spec, EventFiles(directory), file, str(number), reject
@@ -142,7 +144,7 @@ def store_sources(
                 num_events += rows
                 report(rows)
         _rejected_file(directory, rule).write_bytes(b"".join(rejected))
-        write_json(_list_file(directory, rule), names)  # the last one in place
+        write_json(_list_file(directory, rule), names)  # the last file: it marks completion
         log.info("source %s: %d events", rule.name, num_events)
 
 
@@ -155,7 +157,7 @@ def _rejected_file(directory: Path, rule: SourceRule) -> Path:
 
 
 def keep_rejected_events(spec: FeatureSpec, work: Path, directory: Path) -> None:
-    """Copy the rows of sources that were left out to the other rejected rows."""
+    """Copy the rejected rows of sources to the directory of all rejected rows."""
     for rule in spec.event_sources:
         file = _rejected_file(work / EVENTS, rule)
         copy_rejected(file, directory / f"{rule.role}.{rule.name}.tsv")
@@ -163,11 +165,11 @@ def keep_rejected_events(spec: FeatureSpec, work: Path, directory: Path) -> None
 
 def list_blocks(spec: FeatureSpec, work: Path) -> dict[str, list[str]]:
     """Return the names of the blocks of each source, which :func:`store_sources` wrote."""
-    files = {rule.name: _list_file(work / EVENTS, rule) for rule in spec.event_sources}
-    return {
-        name: parse(list[str], read_json(file, "the names of blocks"), file)
-        for name, file in files.items()
-    }
+    blocks = {}
+    for rule in spec.event_sources:
+        file = _list_file(work / EVENTS, rule)
+        blocks[rule.name] = parse(list[str], read_json(file, "the names of blocks"), file)
+    return blocks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,10 +179,10 @@ class _SourceReader:
     Attributes:
         rule: The source.
         spec: The columns of the log.
-        source_spec: By which the file is read.
-        files: Where events are written.
-        file: The file.
-        name: Of the file, in the names of its blocks.
+        source_spec: The spec by which the file is read.
+        files: The files that are written.
+        file: The file of the source.
+        name: The name of the file within the names of its blocks.
         reject: Whether malformed rows are left out.
     """
 
@@ -196,7 +198,7 @@ class _SourceReader:
         """Write the events of a piece.
 
         Returns:
-            The name of its block; how many events it has; lines that describe malformed rows.
+            The name of its block; its number of events; lines that describe malformed rows.
         """
         number, unparsed = numbered
         rows = unparsed.drop_label().parse(reject=self.reject)
@@ -208,10 +210,12 @@ class _SourceReader:
     def _write(self, name: str, rows: RawRows) -> None:
         assert rows.times is not None
         assert rows.groups is not None
-        spec, rule, files = self.spec, self.rule, self.files
+        spec = self.spec
+        rule = self.rule
+        files = self.files
         times = rows.times if rule.delay else rows.times[:1]
         order: slice | np.ndarray = slice(None)
-        if not is_rising(times[-1]):
+        if not is_sorted(times[-1]):
             order = np.argsort(times[-1], kind="stable")
         flags = np.full(len(rows), 1 << EVENT, flag_type(spec))
         with together():
@@ -230,14 +234,15 @@ class _SourceReader:
 
 
 def check_keys(log: EventLog, map_tasks: MapTasks) -> None:
-    """Check that the log has keys of each source that has any.
+    """Check that rows of the log have some of the keys of each source.
 
     Args:
-        log: The events, whose keys are numbered.
+        log: The events; their keys must have been numbered.
         map_tasks: Runs tasks.
 
     Raises:
-        SettingsError: It has none: the key is another column, or is written otherwise.
+        SettingsError: No row has one: the spec names the wrong column, or the log and the source
+            write keys differently.
     """
     for number, group in enumerate(log.spec.groups):
         if not group.source or not group.columns:
@@ -251,20 +256,21 @@ def check_keys(log: EventLog, map_tasks: MapTasks) -> None:
             raise SettingsError(
                 f"source {group.source}: no row of the log has a key of its events by "
                 f"{', '.join(group.columns)}",
-                "correct the key of the source in the spec; both sides are read alike: "
+                "correct the key of the source in the spec; log and source are read alike: "
                 f"{', '.join(kinds)}",
             )
 
 
 def _count_found(name: str, files: EventFiles, number: int) -> tuple[int, int]:
-    """Return how many keys a block of a source has, and how many of them rows have, too.
+    """Return the number of keys of a source's block, and the number of those that rows have.
 
     Args:
         name: The name of the block.
-        files: The events, whose keys are numbered.
+        files: The events; their keys must have been numbered.
         number: The number of the key.
     """
-    row_keys, keys = map_array(files.row_keys(number)), map_array(files.block_keys(name, number))
+    row_keys = map_array(files.row_keys(number))
+    keys = map_array(files.block_keys(name, number))
     keys = keys[keys != 0]  # 0 stands for a missing key
     index = np.searchsorted(row_keys, keys)
     inside = index < len(row_keys)

@@ -1,8 +1,9 @@
-"""Sum up the events before each row, in the order of time, for some keys at a time.
+"""Sum the events before each row of a partition, a range of keys, in the order of time.
 
-The sums of the keys of a partition are in memory; its events and rows pass by in chunks. An event
-is added once it is known before the next row, and, of a sum with a window, subtracted once it has
-left the window. :mod:`.running_sums` does that; here is what is summed up, written and kept.
+The sums of a partition's keys are in memory; its events and rows are read in chunks. An event is
+added once it is known before the next row, and subtracted once it has left the window of a sum
+(:mod:`.running_sums`). This module sets the sums up from earlier days, writes the sums before each
+row, and selects the events that are kept for later days.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ from nvt_torchrec.workflows.event_groups import (
     FIRST_LABEL,
     PARTS,
     WindowParts,
-    cut_times,
-    history_bit,
+    find_cuts,
+    get_history_bit,
 )
 from nvt_torchrec.workflows.event_picks import PICK_KINDS
 from nvt_torchrec.workflows.history_tail import HistoryTail
 
 
-def find_end(spec: FeatureSpec, newest: int) -> int:
-    """Return the time for which a workflow sums up what happened: after the newest row.
+def find_as_of(spec: FeatureSpec, newest: int) -> int:
+    """Return the time of a workflow's event state: just after the newest row.
 
-    With ``cut = "day"`` it is the begin of the next day, for whose rows the sums are right.
+    With ``cut = "day"`` it is the begin of the next day, whose rows count all events before it.
     """
     assert spec.events is not None
     return newest // DAY * DAY + DAY if spec.events.cut == "day" else newest + 1
@@ -56,16 +57,16 @@ def find_end(spec: FeatureSpec, newest: int) -> int:
 def sum_partition(
     partition: int, group: DividedGroup, earlier: EarlierFiles | None, newest: int
 ) -> float:
-    """Write what the events before each row of a partition sum up to, and what is kept of them.
+    """Write the sums before each row of a partition, and the events that are kept.
 
     Args:
-        partition: Its number.
-        group: The group, whose blocks are divided.
-        earlier: What is kept of the days before; None of a run.
-        newest: The time of the newest row that is not late, also of earlier days.
+        partition: The number of the partition.
+        group: The group; its blocks must have been divided.
+        earlier: The files of earlier days; None for a run.
+        newest: The time of the newest row that is not late, including earlier days.
 
     Returns:
-        How many rows are done, counting a row once for all groups.
+        The number of rows done, divided by the number of groups, so that all groups add up to one.
 
     Raises:
         OutputError: The directory cannot be written.
@@ -78,25 +79,31 @@ def sum_partition(
 
 
 class PartitionSummer:
-    """Sums up the events of a partition; see :func:`sum_partition`."""
+    """Sums the events of a partition; see :func:`sum_partition`."""
 
     def __init__(
         self, partition: int, group: DividedGroup, earlier: EarlierFiles | None, newest: int
     ) -> None:
-        spec, files = group.log.spec, group.log.files
-        self._spec, self._files, self._group = spec, files, group
-        self._partition, self._newest = partition, newest
-        self._wanted = wanted = group.wanted
+        spec = group.log.spec
+        files = group.log.files
+        group_sums = group.group_sums
+        self._spec = spec
+        self._files = files
+        self._group = group
+        self._partition = partition
+        self._newest = newest
+        self._group_sums = group_sums
         begin, end = map_array(files.bounds(group.number))[partition : partition + 2].tolist()
         self._keys = map_array(files.keys(group.number))[begin:end]
-        kept = EarlierEvents.none(wanted)
+        kept = EarlierEvents.make_empty(group_sums)
         if earlier:
-            kept = earlier.open_group(group.number, wanted)
+            kept = earlier.open_group(group.number, group_sums)
             kept = kept.take(find_keys(kept.key, self._keys))
         self._events = read_events(group, partition)
         self._pair_keys: list[np.ndarray] = []
         self._number_pairs(kept)
-        # Events that have left every window are kept as one for each key, and for each value.
+        # The events that have left every window are merged into one for each key, and one for each
+        # pair of key and value.
         is_old = kept.known == BEFORE_ALL
         is_pair = (kept.pairs != 0).any(axis=0)
         self._old = kept.take(is_old & ~is_pair)
@@ -104,16 +111,16 @@ class PartitionSummer:
         self._recent = [self._restore_recent(kept.take(~is_old))]
         self._history_events: list[EventBlock] = []
         if earlier:
-            for number in wanted.histories:
+            for number in group_sums.histories:
                 tail = earlier.open_tail(spec.histories[number])
                 tail = tail.take(find_keys(tail.keys, self._keys))
                 self._history_events.append(self._restore_history(number, tail))
 
     def _number_pairs(self, kept: EarlierEvents) -> None:
-        """Number the pairs of keys and values of the partition alone.
+        """Number the pairs of keys and values that occur in the partition.
 
         Args:
-            kept: What is kept of earlier days, which may have further pairs.
+            kept: The events of earlier days, which may have more pairs.
         """
         numbers = np.array(self._events.pairs)
         for column, key in enumerate(self._group.pair_keys):
@@ -128,16 +135,17 @@ class PartitionSummer:
 
     def _restore_recent(self, recent: EarlierEvents) -> EventBlock:
         """Return the events of earlier days that are kept one by one."""
-        labels, columns = self._wanted.labels, self._wanted.amounts
+        labels = self._group_sums.num_labels
+        columns = self._group_sums.amounts
         block = self._make_block(recent.key, recent.known, recent.happened, 1 << EVENT)
         for label, counts in enumerate(recent.counts[1 : 1 + labels]):
             block.flags[:] |= counts.astype(block.flags.dtype) << (FIRST_LABEL + label)
-        for number, column in enumerate(self._wanted.columns):
+        for number, column in enumerate(self._group_sums.total_columns):
             first = 1 + labels + PARTS * number
             count, *words = recent.counts[first : first + PARTS]
             amounts = join_sums(np.stack(words))
             block.amounts[columns.index(column)] = np.where(count > 0, amounts, np.nan)
-        for (column, _), amounts in zip(self._wanted.picked, recent.picked, strict=True):
+        for (column, _), amounts in zip(self._group_sums.stored_picks, recent.picked, strict=True):
             block.amounts[columns.index(column)] = amounts
         for number, (keys, pairs) in enumerate(zip(self._pair_keys, recent.pairs, strict=True)):
             block.pairs[number] = np.where(pairs != 0, np.searchsorted(keys, pairs), -1)
@@ -146,33 +154,38 @@ class PartitionSummer:
     def _restore_history(self, number: int, tail: HistoryTail) -> EventBlock:
         """Return the events that a history keeps of earlier days, which no aggregate counts."""
         key, known = tail.expand()
-        flag = 1 << history_bit(self._spec, number)
+        flag = 1 << get_history_bit(self._spec, number)
         block = self._make_block(key, known, np.full(len(key), NEVER), flag)
         return block.take(np.argsort(known, kind="stable"))
 
     def _make_block(
         self, keys: np.ndarray, known: np.ndarray, happened: np.ndarray, flag: int
     ) -> EventBlock:
-        """Return events with one flag and neither amounts nor values."""
+        """Return events with the given flags, and neither amounts nor pairs."""
         return EventBlock(
             known=known,
             happened=happened,
             flags=np.full(len(keys), flag, flag_type(self._spec)),
             numbers=np.searchsorted(self._keys, keys).astype(np.int32),
-            amounts=np.full((len(self._wanted.amounts), len(keys)), np.nan),
+            amounts=np.full((len(self._group_sums.amounts), len(keys)), np.nan),
             pairs=np.full((len(self._pair_keys), len(keys)), -1, np.int32),
         )
 
     def write_sums(self) -> int:
-        """Write what the events before each row sum up to, and what is kept; return the rows."""
-        group, partition = self._group, self._partition
+        """Write the sums before each row, and the events that are kept; return the number of rows.
+
+        Raises:
+            OutputError: The directory cannot be written.
+        """
+        group = self._group
+        partition = self._partition
         rows = read_rows(group, partition)
         found = allocate_sums(group, partition, len(rows.cuts))
         trained = []
-        for window in self._wanted.windows:
+        for window in self._group_sums.windows:
             trained.append(self._sum_window(window, rows, found).trained)
         save_records(group.sums_file(partition), rows.offsets, found)
-        # Each window counts the same rows for training.
+        # Every window counted the same training rows.
         save_array(group.trained_file(partition), trained[0].T)
         save_array(group.kept_file(partition), self._collect_kept().to_rows())
         return len(found)
@@ -181,68 +194,73 @@ class PartitionSummer:
         """Return the sums of all keys before the first event.
 
         Args:
-            window: The window; events that are summed up as one have left every window.
-            parts: What is summed up.
+            window: The window. Only without a window (0), merged events of earlier days count.
+            parts: The sums that are computed.
         """
-        wanted, amounts = self._wanted, self._wanted.amounts
+        group_sums = self._group_sums
+        amounts = group_sums.amounts
         picks = WindowPicks(
             keys=len(self._keys),
             columns=[amounts.index(column) for column, _ in parts.picks.values()],
             kinds=[PICK_KINDS[kind] for _, kind in parts.picks.values()],
             window=window,
         )
-        compared = [wanted.compared.index(column) for column in parts.distinct.values()]
-        pairs = [len(self._pair_keys[column]) for column in compared]
-        distinct = DistinctCounts.zeros(len(self._keys), compared, pairs)
-        state = KeySums.zeros(len(parts.sums), len(parts.totals), wanted.labels, picks, distinct)
+        distinct_columns = []
+        for column in parts.distinct.values():
+            distinct_columns.append(group_sums.distinct_columns.index(column))
+        num_pairs = [len(self._pair_keys[column]) for column in distinct_columns]
+        distinct = DistinctCounts.zeros(len(self._keys), distinct_columns, num_pairs)
+        state = KeySums.zeros(
+            len(parts.sums), len(parts.totals), group_sums.num_labels, picks, distinct
+        )
         old = self._old
         index = np.searchsorted(self._keys, old.key)
         state.last[index] = old.happened
         if window:
             return state
         for number, bit in enumerate(parts.sums.values()):
-            if bit < FIRST_LABEL + wanted.labels:  # not of a history
+            if bit < FIRST_LABEL + group_sums.num_labels:  # the other bits are those of histories
                 state.sums[index, number] = old.counts[bit - EVENT]
         for number, column in enumerate(parts.totals.values()):
-            first = 1 + wanted.labels + PARTS * wanted.columns.index(column)
+            first = 1 + group_sums.num_labels + PARTS * group_sums.total_columns.index(column)
             kept_totals = old.counts[first : first + PARTS]
             state.totals[index, PARTS * number : PARTS * (number + 1)] = kept_totals.T
         for number, column_and_kind in enumerate(parts.picks.values()):
-            picks.picked[index, number] = old.picked[wanted.picked.index(column_and_kind)]
-        for number, compared_column in enumerate(compared):
-            hashes = self._old_pairs.pairs[compared_column]
+            picks.picked[index, number] = old.picked[group_sums.stored_picks.index(column_and_kind)]
+        for number, column_index in enumerate(distinct_columns):
+            hashes = self._old_pairs.pairs[column_index]
             has_value = hashes != 0
             keys = np.searchsorted(self._keys, self._old_pairs.key[has_value])
-            pair_numbers = np.searchsorted(self._pair_keys[compared_column], hashes[has_value])
-            distinct.start(number, keys, pair_numbers)
+            pairs = np.searchsorted(self._pair_keys[column_index], hashes[has_value])
+            distinct.add_earlier_pairs(number, keys, pairs)
         return state
 
     def _sum_window(self, window: int, rows: PartitionRows, found: np.ndarray) -> KeySums:
-        """Write what the events within a window sum up to before each row.
+        """Write the sums within a window before each row.
 
         Args:
             window: The window.
             rows: The rows, by time.
-            found: Where the sums are written: records [n], by block.
+            found: Records [n], by block; the sums are written to them.
 
         Returns:
             The sums of all keys after the newest row.
         """
-        parts = self._wanted.select_window(window)
+        parts = self._group_sums.select_window(window)
         blocks = [*self._recent, *self._history_events, self._events]
         summer = RunningSums(
             window=window,
             bits=[*parts.sums.values()],
-            columns=[self._wanted.amounts.index(column) for column in parts.totals.values()],
+            columns=[self._group_sums.amounts.index(column) for column in parts.totals.values()],
             state=self._make_state(window, parts),
             added=merge_events(blocks),
             dropped=merge_events(blocks),
         )
-        # The last event has no window: the first pass writes its time, and the others need not.
-        writes_last = self._wanted.has_last and window == self._wanted.windows[0]
+        # The time of the last event has no window, so only the first pass writes it.
+        writes_last = self._group_sums.has_last and window == self._group_sums.windows[0]
         for piece in iterate_slices(0, len(found)):
             chunk = RowSums(rows.cuts[piece], rows.numbers[piece], rows.flags[piece], parts)
-            summer.sum_before(chunk)
+            summer.sum_rows(chunk)
             indices = rows.indices[piece]
             for number, sums in zip(parts.sums, chunk.sums, strict=True):
                 found["sums"][indices, number] = sums
@@ -255,32 +273,32 @@ class PartitionSummer:
                 found["distinct"][indices, number] = values
             if writes_last:
                 found["last"][indices] = chunk.last
-        return summer.finish(find_end(self._spec, self._newest))
+        return summer.finish(find_as_of(self._spec, self._newest))
 
     def _collect_kept(self) -> EarlierEvents:
-        """Return what is kept for further days: events within the longest window, and sums."""
-        wanted = self._wanted
-        horizon = int(cut_times(self._spec, np.array([self._newest]))[0]) - max(wanted.windows)
-        parts = wanted.select_kept()
+        """Return the events that are kept for later days, merging those before all windows."""
+        group_sums = self._group_sums
+        horizon = int(find_cuts(self._spec, np.array([self._newest]))[0]) - max(group_sums.windows)
+        parts = group_sums.select_kept()
         summer = RunningSums(
             window=0,
             bits=[*parts.sums.values()],
-            columns=[self._wanted.amounts.index(column) for column in parts.totals.values()],
+            columns=[self._group_sums.amounts.index(column) for column in parts.totals.values()],
             state=self._make_state(0, parts),
             added=merge_events([*self._recent, self._events]),
             dropped=iter(()),
         )
         state = summer.finish(horizon)
         kept = [self._keep_sums(state), *self._keep_pairs(state, parts)]
-        for left in summer.iterate_left():
-            if len(left.known):  # before the first event has_value are not even its columns
+        for left in summer.iterate_remaining():
+            if len(left.known):  # the chunk before the first event has no columns
                 kept.append(self._keep_events(left))
         together = EarlierEvents.concatenate(kept)
         numbers = np.searchsorted(self._keys, together.key).astype(np.int32)
         return together.take(sort_by_key(numbers, len(self._keys)))
 
     def _keep_sums(self, state: KeySums) -> EarlierEvents:
-        """Return the events of each key that have left all windows, as one."""
+        """Return one merged event for each key with events that have left all windows."""
         keys = np.flatnonzero(state.sums[:, 0])
         return EarlierEvents(
             key=self._keys[keys],
@@ -292,10 +310,10 @@ class PartitionSummer:
         )
 
     def _keep_pairs(self, state: KeySums, parts: WindowParts) -> Iterator[EarlierEvents]:
-        """Yield, of each count of values without a window, an event for each value of a key."""
-        wanted = self._wanted
+        """Yield, for each count without a window, an event for each pair of key and value."""
+        group_sums = self._group_sums
         for number, name in enumerate(parts.distinct.values()):
-            column = wanted.compared.index(name)
+            column = group_sums.distinct_columns.index(name)
             keys, pairs = state.distinct.list_pairs(number)
             hashes = np.zeros((len(self._pair_keys), len(keys)), np.int64)
             hashes[column] = self._pair_keys[column][pairs]
@@ -303,17 +321,18 @@ class PartitionSummer:
                 key=self._keys[keys],
                 known=np.full(len(keys), BEFORE_ALL),
                 happened=np.full(len(keys), NEVER),
-                counts=np.zeros((wanted.measures, len(keys)), np.int64),
-                picked=np.full((len(wanted.picked), len(keys)), np.nan),
+                counts=np.zeros((group_sums.num_measures, len(keys)), np.int64),
+                picked=np.full((len(group_sums.stored_picks), len(keys)), np.nan),
                 pairs=hashes,
             )
 
     def _keep_events(self, events: EventBlock) -> EarlierEvents:
-        """Return events, which have keys, one by one."""
-        wanted, columns = self._wanted, self._wanted.amounts
-        bits = range(EVENT, FIRST_LABEL + wanted.labels)
+        """Return events one by one; each must have a key."""
+        group_sums = self._group_sums
+        columns = group_sums.amounts
+        bits = range(EVENT, FIRST_LABEL + group_sums.num_labels)
         counts = [np.stack([events.flags >> bit & 1 for bit in bits]).astype(np.int64)]
-        for column in wanted.columns:
+        for column in group_sums.total_columns:
             amounts = np.ascontiguousarray(events.amounts[columns.index(column)])
             counts += [~np.isnan(amounts)[np.newaxis], split_terms(amounts)]
         hashes = np.zeros((len(self._pair_keys), len(events.known)), np.int64)
@@ -325,6 +344,6 @@ class PartitionSummer:
             known=events.known,
             happened=events.happened,
             counts=np.concatenate(counts),
-            picked=events.amounts[[columns.index(column) for column, _ in wanted.picked]],
+            picked=events.amounts[[columns.index(column) for column, _ in group_sums.stored_picks]],
             pairs=hashes,
         )

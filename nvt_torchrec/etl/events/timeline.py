@@ -8,26 +8,26 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from nvt_torchrec.etl.events.extract import is_rising
+from nvt_torchrec.etl.events.extract import is_sorted
 
-#: About how many events a chunk has: what is computed of them stays in a processor's cache.
+#: About how many events a chunk has: few enough that its arrays stay in the processor's cache.
 CHUNK_ROWS = 1 << 17
-#: How many times of a chunk are looked at to find where chunks end.
+#: How many of a chunk's times are sampled to find where chunks end.
 _SAMPLES_OF_CHUNK = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class EventBlock:
-    """Events of a group, in the order in which they are known.
+    """Events of a group, in the order in which they become known.
 
     Attributes:
-        known: int64 [n], from when they are known, in microseconds since 1970.
-        happened: int64 [n], their times.
+        known: int64 [n], the time from which each is known, in microseconds since 1970.
+        happened: int64 [n], the time of each event.
         flags: Unsigned [n], see :data:`workflows.event_groups.TRAIN`.
-        numbers: int32 [n], those of their keys in the partition.
-        amounts: float64 [amounts, n], see those of :attr:`GroupSums.amounts`; NaN where missing.
-        pairs: int32 [compared, n], of each column whose values are counted the number of the pair
-            of key and value; -1 without a value.
+        numbers: int32 [n], the number of each event's key in the partition.
+        amounts: float64 [amounts, n], see :attr:`GroupSums.amounts`; NaN where missing.
+        pairs: int32 [distinct columns, n], for each column whose distinct values are counted, the
+            number of the pair of key and value; -1 without a value.
     """
 
     known: np.ndarray
@@ -38,7 +38,7 @@ class EventBlock:
     pairs: np.ndarray
 
     def take(self, indices: slice | np.ndarray) -> EventBlock:
-        """Return some of the events."""
+        """Return the events at the given indices."""
         return EventBlock(*(column[..., indices] for column in vars(self).values()))
 
 
@@ -57,9 +57,9 @@ class EventChunk:
     """Events of several blocks.
 
     Attributes:
-        pieces: The number of each block, and where the chunk's events are in it.
-        order: The events in the order of time: indices into the pieces, one after the other. A
-            slice of all of them where they are in this order already.
+        pieces: The number of each block, and the slice of its events that are in the chunk.
+        order: The indices that sort the concatenated pieces by time; a slice of all if they are
+            sorted already.
     """
 
     pieces: list[tuple[int, slice]]
@@ -71,7 +71,7 @@ class EventChunk:
         return [number for number, _ in self.pieces]
 
     def take(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the values of the events, which are in arrays of their blocks, [.., n]."""
+        """Return the values of the chunk's events, [.., n], from an array of each block."""
         parts = []
         for array, (_, events) in zip(arrays, self.pieces, strict=True):
             parts.append(array[..., events])
@@ -82,16 +82,16 @@ class EventChunk:
 def cut_chunks(blocks: int, read: Callable[[int], np.ndarray]) -> Iterator[EventChunk]:
     """Yield all events in the order of time; ties keep the order of the blocks.
 
-    All events of one time are in one chunk.
+    All events with the same time are in one chunk.
 
     Args:
-        blocks: How many blocks there are.
-        read: Returns the times of a block's events, int64 [n], rising.
+        blocks: Number of blocks.
+        read: Returns the times of a block's events, int64 [n], ascending.
     """
     if not blocks:
         return
-    # Chunks end at times that divide a sample of all times into equal parts: blocks may overlap in
-    # time by any amount, and a chunk shall have about CHUNK_ROWS events whatever they do.
+    # Blocks may overlap in time by any amount. Chunks end at quantiles of a sample of all times, so
+    # that each has about CHUNK_ROWS events regardless of the overlap.
     step = max(1, CHUNK_ROWS // _SAMPLES_OF_CHUNK)
     sample = np.sort(np.concatenate([read(number)[::step] for number in range(blocks)]))
     bounds = np.unique(sample[:: CHUNK_ROWS // step])[1:]
@@ -106,28 +106,30 @@ def cut_chunks(blocks: int, read: Callable[[int], np.ndarray]) -> Iterator[Event
         pieces = [(number, slice(begins[number], ends[number])) for number in numbers]
         chunk = EventChunk(pieces, slice(None))
         times = chunk.take([read(number) for number in numbers])
-        if not is_rising(times):
+        if not is_sorted(times):
             chunk = dataclasses.replace(chunk, order=np.argsort(times, kind="stable"))
         yield chunk
 
 
 def merge_events(blocks: Sequence[EventBlock]) -> Iterator[EventBlock]:
-    """Yield the events of blocks in the order in which they are known, a chunk at a time.
+    """Yield the events of blocks in the order in which they become known, a chunk at a time.
 
     Ties keep the order of the blocks.
     """
     for chunk in cut_chunks(len(blocks), lambda number: blocks[number].known):
-        columns = zip(*(vars(blocks[number]).values() for number in chunk.blocks), strict=True)
-        # Each column of the chunk is made of that column of its blocks.
-        yield EventBlock(*(chunk.take(column) for column in columns))
+        columns = {}
+        for field in dataclasses.fields(EventBlock):
+            arrays = [getattr(blocks[number], field.name) for number in chunk.blocks]
+            columns[field.name] = chunk.take(arrays)
+        yield EventBlock(**columns)
 
 
 def iterate_in_order(times: np.ndarray, offsets: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the indices of events in the order of time, a chunk at a time.
 
     Args:
-        times: int64 [n], rising within each block.
-        offsets: int64 [blocks + 1], where the events of each block begin, and the last ones end.
+        times: int64 [n], ascending within each block.
+        offsets: int64 [blocks + 1], where the events of each block begin, and the end of the last.
 
     Yields:
         int64 [chunk]; ties keep the order of the blocks.

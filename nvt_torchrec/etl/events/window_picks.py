@@ -1,10 +1,11 @@
-"""Numbers picked of the events of each key, as rows and events pass by in the order of time.
+"""The newest, smallest or largest value among the events of each key, updated in time order.
 
-Without a window, a number for each key is enough. Within one, the events of a key that may still be
-picked are a queue: each was not superseded by a later one, so the oldest is the one that counts,
-and a new event first removes from the end all that it supersedes. Events that have left the window
-are removed from the front once an event or a row of their key passes by. All queues are linked
-lists of nodes in one pool, which grows as needed: most queues have a few nodes, and some many.
+Without a window, one value for each key is enough. With a window, each key has a queue of the
+events that may still be picked. No event in it is superseded by a later one, so the oldest is the
+current pick. A new event first removes from the end all events that it supersedes. Events that have
+left the window are removed from the front when the next event or row of their key is processed. All
+queues are linked lists of nodes in one pool that grows as needed, because most queues have a few
+nodes, and some have many.
 """
 
 from __future__ import annotations
@@ -17,53 +18,56 @@ import numpy as np
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.workflows.event_picks import pick, supersedes
 
-#: Nodes of a pool at first.
+#: The initial number of nodes of a pool.
 _FIRST_NODES = 1 << 14
 #: The index of no node.
 _NONE = -1
 
 
 class WindowPicks:
-    """The numbers that are picked of all keys of a group; those of each key in the order of picks.
+    """The picked values of all keys of a group.
 
     Args:
-        keys: How many keys there are.
-        columns: Of each pick, the number of the column of amounts.
-        kinds: Of each pick, its kind, see :data:`workflows.event_picks.PICK_KINDS`.
+        keys: Number of keys.
+        columns: For each pick, the index of its column of amounts.
+        kinds: For each pick, its kind, see :data:`workflows.event_picks.PICK_KINDS`.
         window: How long an event counts, in microseconds; 0: always.
 
     Attributes:
-        picked: float64 [keys, picks], without a window the numbers; NaN where there is none.
+        picked: float64 [keys, picks], the current picks if there is no window; NaN without a value.
+            With a window, [0, picks].
     """
 
     def __init__(
         self, keys: int, columns: Sequence[int], kinds: Sequence[int], window: int
     ) -> None:
-        self._columns, self._kinds = np.array(columns, np.int64), np.array(kinds, np.int64)
+        self._columns = np.array(columns, np.int64)
+        self._kinds = np.array(kinds, np.int64)
         self._window = window
         self.picked = np.full((0 if window else keys, len(kinds)), np.nan)
-        # the first and the last node of each queue
+        # The first and the last node of each queue.
         self._ends = np.full((2, keys if window else 0, len(kinds)), _NONE, np.int32)
-        # of each node its number, the time from when that is known, the nodes before and after it
-        self._numbers, self._known = np.empty(0), np.empty(0, np.int64)
+        # For each node, its value, the time from which it is known, its previous and next node.
+        self._numbers = np.empty(0)
+        self._known = np.empty(0, np.int64)
         self._links = np.empty((2, 0), np.int32)
-        # the first of the nodes that are in no queue, which are linked as well, and how many
+        # The first free node, from which the other free nodes are linked, and their number.
         self._free = np.array([_NONE, 0], np.int64)
         self.make_room()
 
     @property
     def count(self) -> int:
-        """How many picks there are."""
+        """The number of picks."""
         return len(self._kinds)
 
     @property
     def arrays(self) -> tuple:
-        """What kernels take."""
+        """The arrays, as one argument for kernels."""
         queues = self._ends, self._numbers, self._known, self._links, self._free
         return (self._columns, self._kinds, self._window, self.picked, *queues)
 
     def make_room(self) -> None:
-        """Double the nodes, unless there are some for a further event."""
+        """Double the number of nodes, unless enough are free for another event."""
         if not self._window or self._free[1] >= self.count:
             return
         old = len(self._numbers)
@@ -80,28 +84,31 @@ class WindowPicks:
 
 @compiled()
 def has_room(picks: tuple) -> bool:
-    """Return whether there are nodes for an event."""
-    columns, free = picks[0], picks[8]
-    return picks[2] == 0 or free[1] >= len(columns)
+    """Return whether enough nodes are free for another event."""
+    # By index, as unpacking all arrays would update the reference count of each.
+    columns = picks[0]
+    window = picks[2]
+    free = picks[8]
+    return window == 0 or free[1] >= len(columns)
 
 
 @compiled()
 def add_to_picks(
     picks: tuple, key: int, amounts: np.ndarray, event: int, known: int, cut: int
 ) -> None:
-    """Add an event to what is picked of its key.
+    """Add an event to the picks of its key.
 
     Args:
         picks: :attr:`WindowPicks.arrays`.
-        key: Its key.
+        key: The number of its key.
         amounts: float64 [amounts, events].
-        event: Its index.
-        known: From when it is known.
-        cut: The time before which events count now.
+        event: The index of the event.
+        known: The time from which it is known.
+        cut: The time before which events count for the current row.
     """
     columns, kinds, window, picked, ends, numbers, known_of_node, links, free = picks
-    # What a new number supersedes can never be picked again, as it leaves the window earlier. So
-    # the front of a queue is the pick, and each number is added and removed once.
+    # A value that a new one supersedes can never be picked again, because it leaves the window
+    # earlier. So each value is added and removed only once, and the front of the queue is the pick.
     for p in range(len(columns)):
         amount = amounts[columns[p], event]
         if math.isnan(amount):
@@ -116,9 +123,12 @@ def add_to_picks(
             _release(links, free, last)
             last = previous
         node = free[0]
-        free[0], free[1] = links[1, node], free[1] - 1
-        numbers[node], known_of_node[node] = amount, known
-        links[0, node], links[1, node] = last, _NONE
+        free[0] = links[1, node]
+        free[1] -= 1
+        numbers[node] = amount
+        known_of_node[node] = known
+        links[0, node] = last
+        links[1, node] = _NONE
         if last == _NONE:
             ends[0, key, p] = node
         else:
@@ -128,7 +138,7 @@ def add_to_picks(
 
 @compiled()
 def read_picks(picks: tuple, key: int, cut: int, row: int, found: np.ndarray) -> None:
-    """Write what is picked of a key for a row to ``found``, float64 [picks, rows]."""
+    """Write the picks of a key for a row to ``found``, float64 [picks, rows]."""
     columns, _, window, picked, ends, numbers, _, _, _ = picks
     for p in range(len(columns)):
         if window == 0:
@@ -157,6 +167,7 @@ def _drop_old(picks: tuple, key: int, p: int, cut: int) -> None:
 
 @compiled()
 def _release(links: np.ndarray, free: np.ndarray, node: int) -> None:
-    """Put a node to those that are in no queue."""
+    """Add a node to the free nodes."""
     links[1, node] = free[0]
-    free[0], free[1] = node, free[1] + 1
+    free[0] = node
+    free[1] += 1

@@ -29,7 +29,7 @@ from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.base.files.artifact import Format
 from nvt_torchrec.base.files.atomic import fsync_directory, locked, remove, remove_temporary
 from nvt_torchrec.base.files.journal import Journal
-from nvt_torchrec.base.files.validation import path_inside
+from nvt_torchrec.base.files.validation import resolve_inside
 from nvt_torchrec.etl.state import output as state
 from nvt_torchrec.etl.state.run_record import PlanRecord
 from nvt_torchrec.formats.etl_output import NAMES, PREVIOUS, SWITCH_FILE, EtlOutput
@@ -97,12 +97,14 @@ def roll_forward(output: Path) -> int | None:
     if not file.exists():
         return None
     planned = _FORMAT.read(Switch, file, _REMEDY)
-    work = path_inside(output, f"{state.WORK_DIRECTORY}/{planned.state}", file, _REMEDY)
-    previous = path_inside(output, PREVIOUS, file, _REMEDY)
+    work = resolve_inside(output, f"{state.WORK_DIRECTORY}/{planned.state}", file, _REMEDY)
+    previous = resolve_inside(output, PREVIOUS, file, _REMEDY)
     if planned.undo:
-        ready, retired = previous, work / DISCARDED
+        ready = previous
+        retired = work / DISCARDED
     else:
-        ready, retired = work / NEXT, previous
+        ready = work / NEXT
+        retired = previous
     with state.name_errors(output):
         retired.mkdir(parents=True, exist_ok=True)
         # Each rename is done once: if the new entry is gone, it was renamed before an interruption,
@@ -168,7 +170,7 @@ class Claim:
     def unfinished_day(self) -> DayRecord | None:
         """Read the plan of the day that is being added; None if no plan was recorded."""
         work = state.find_state(self.output, self.marker)
-        return Journal(work).plan(DayRecord, state.RESTART) if work else None
+        return Journal(work).read_plan(DayRecord, state.RESTART) if work else None
 
     def begin(self, *, undoing: bool = False) -> Path:
         """Return the directory of the state of the day that is being added, or taken back."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.base.files.journal import changes
-from nvt_torchrec.base.files.validation import path_inside
+from nvt_torchrec.base.files.validation import resolve_inside
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.engine_choice import choose_engine
 from nvt_torchrec.etl.extend import stage
@@ -24,7 +24,7 @@ from nvt_torchrec.etl.extend.new_days import (
     check_row_count,
     find_new_days,
 )
-from nvt_torchrec.etl.extend.new_events import drop_taken
+from nvt_torchrec.etl.extend.new_events import drop_known_files
 from nvt_torchrec.etl.extend.stage import parse_part_name
 from nvt_torchrec.etl.finish.accounting import check_rows, number_parts
 from nvt_torchrec.etl.finish.make_manifest import make_manifest
@@ -38,11 +38,11 @@ from nvt_torchrec.etl.state.run_record import (
 )
 from nvt_torchrec.etl.tables.table_sources import (
     TableSources,
-    all_paths,
     describe_files,
     describe_sources,
-    find_again,
+    find_recorded_files,
     find_tables,
+    list_paths,
     parse_paths,
 )
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
@@ -85,7 +85,7 @@ def extend(settings: ExtendSettings) -> Manifest:
         if settings.undo:
             return _undo(paths, manifest, claim)
         spec = check_extendable(paths, manifest)
-        begun = claim.unfinished_day()
+        interrupted = claim.unfinished_day()
         days: list[DayFile] = []
         tables: TableSources = {}
         labels: TableSources = {}
@@ -94,12 +94,12 @@ def extend(settings: ExtendSettings) -> Manifest:
             tables = find_tables(spec, settings.input_path, table_paths, needed=False)
             label_paths = parse_paths(settings.label_path, "--label_path")
             labels = find_label_files(spec, settings.input_path, label_paths)
-        elif begun:
-            settings = dataclasses.replace(settings, input_path=begun.path)
-            tables = find_again(begun.settings.get("tables", {}))
-            labels = find_again(begun.settings.get("labels", {}))
+        elif interrupted:
+            settings = dataclasses.replace(settings, input_path=interrupted.path)
+            tables = find_recorded_files(interrupted.settings.get("tables", {}))
+            labels = find_recorded_files(interrupted.settings.get("labels", {}))
         if settings.input_path:
-            without = all_paths(tables) | all_paths(labels)
+            without = list_paths(tables) | list_paths(labels)
             days = find_new_days(settings, manifest, without=without)
         for day in days:
             by_days = spec.split.by == "days"
@@ -114,7 +114,7 @@ def _undo(paths: EtlOutput, manifest: Manifest, claim: Claim) -> Manifest:
     """Switch back to the generation before the newest one, and return its manifest."""
     previous = EtlOutput(paths.root / PREVIOUS)
     remedy = "restore it from a copy, or run the ETL again without the days that you want to remove"
-    path_inside(paths.root, PREVIOUS, paths.root, remedy)
+    resolve_inside(paths.root, PREVIOUS, paths.root, remedy)
     before = Manifest.read(previous.manifest) if previous.manifest.exists() else None
     if claim.undoing and (before is None or before.generation > manifest.generation):
         # An interrupted undo was finished when the output was claimed.
@@ -173,14 +173,14 @@ class _Day:
         if not self.settings.allow_repeated_day:
             check_not_repeated(self.day, self.manifest)
         waiting = self._find_waiting()
-        tables = drop_taken(self.tables, self.reading.spec, self.manifest)
+        tables = drop_known_files(self.tables, self.reading.spec, self.manifest)
         joined = describe_sources(tables, self.reading.spec)
         joined |= describe_files(self.labels, "labels")
         self.files = [self.day, *waiting]
         record = plan_record(self._describe_settings() | joined, self.files)
-        begun = self.claim.unfinished_day()
-        if begun:
-            changed = changes(adapt_plan(begun, record), record)
+        interrupted = self.claim.unfinished_day()
+        if interrupted:
+            changed = changes(adapt_plan(interrupted, record), record)
             if changed:
                 log.warning(
                     "settings or inputs differ from those of the interrupted extension, which "

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 _FileRecords: TypeAlias = dict[str, dict[str, dict[str, Any]]]
 
 
-def drop_taken(files: TableSources, spec: FeatureSpec, manifest: Manifest) -> TableSources:
+def drop_known_files(files: TableSources, spec: FeatureSpec, manifest: Manifest) -> TableSources:
     """Return all files of tables, and the files of event sources that no earlier day has read.
 
     The path of a source usually names the files of all days. A file is recognized by its path, size
@@ -39,26 +39,26 @@ def drop_taken(files: TableSources, spec: FeatureSpec, manifest: Manifest) -> Ta
         records_of_days.append(parse(_FileRecords, settings.get(TABLES, {}), "manifest.json"))
     kept = dict(files)
     for rule in spec.event_sources:
-        taken: dict[str, dict[str, Any]] = {}
+        known: dict[str, dict[str, Any]] = {}
         for records in records_of_days:
-            taken |= records.get(rule.name, {})
+            known |= records.get(rule.name, {})
         given = files.get(rule.name, [])
-        new = [file for file in given if not _is_taken(rule, file, taken)]
+        new = [file for file in given if not _is_known(rule, file, known)]
         if len(new) < len(given):
-            num_taken = len(given) - len(new)
-            log.info("source %s: %d files were read with earlier days", rule.name, num_taken)
+            num_known = len(given) - len(new)
+            log.info("source %s: %d files were read with earlier days", rule.name, num_known)
         kept[rule.name] = new
     return kept
 
 
-def _is_taken(rule: SourceRule, file: DayFile, taken: dict[str, dict[str, Any]]) -> bool:
+def _is_known(rule: SourceRule, file: DayFile, known: dict[str, dict[str, Any]]) -> bool:
     """Return True if a file was read with an earlier day, judging by its path or its content."""
-    record = taken.get(file.path)
+    record = known.get(file.path)
     if record is not None:
         identity = {key: value for key, value in record.items() if key != DIGEST}
         if identity == fingerprint(file):
             return True
-    if content_digest(file) in {other.get(DIGEST) for other in taken.values()}:
+    if content_digest(file) in {other.get(DIGEST) for other in known.values()}:
         return True
     if record is not None:
         raise BadInputError(

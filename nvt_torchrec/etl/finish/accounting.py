@@ -1,4 +1,4 @@
-"""After the last unit: reject bad rows, move the parts into place, account for every row."""
+"""Finish after the last unit: store rejected rows, move the parts, account for every row."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from nvt_torchrec.formats.splits import SPLITS
 log = logging.getLogger(__name__)
 
 _REMEDY = "begin again with --restart; if the error repeats, it is a defect of this program"
-#: How many rejected rows an error describes.
-_NUM_DESCRIBED = 5
+#: Maximum number of rejected rows that an error describes.
+_MAX_DESCRIBED = 5
 
 
 def quarantine(
     results: list[UnitResult], settings: EtlSettings, work: Path, directory: Path
 ) -> None:
-    """Write the file, line, reason and raw line of bad rows: a file for each input file.
+    """Write the bad rows of each input file to a file, with their file, line, reason and raw line.
 
     Args:
         results: The results of all units.
         settings: The settings of the run.
         work: The directory of the run's state.
-        directory: The directory for the files; what it holds is deleted. An extension moves them
-            to those of earlier days, which keep their names.
+        directory: The directory for the files; its content is deleted first. An extension later
+            adds the files to those of earlier days, which keep their names.
 
     Raises:
         BadRowError: The share of bad rows is too large.
@@ -55,7 +55,7 @@ def quarantine(
     for source, results_of_file in sources.items():
         if any(result.bad_count for result in results_of_file):
             name = Path(source).name
-            # Files of several directories may have the same name, also those of earlier days.
+            # Files in different directories, or of earlier days, may have the same name.
             if names[name] > 1 or (final / f"{name}.tsv").exists():
                 name = f"{results_of_file[0].unit.day}.{name}"
             _merge_rejected(directory / f"{name}.tsv", results_of_file, spec, work)
@@ -65,7 +65,7 @@ def quarantine(
         log.info("%d of %d rows rejected: %s", bad, lines, final)
     if bad <= settings.max_bad_fraction * lines:
         return
-    remedy = "correct the input, or run it again and allow more, which repeats no finished work"
+    remedy = "correct the input, or allow more and run it again, which repeats no finished work"
     for result in results:
         if not all(may_leave_out(reason) for _, reason in result.bad):
             remedy = NUMBER_LABEL
@@ -77,7 +77,7 @@ def quarantine(
 
 
 def _merge_rejected(path: Path, results: list[UnitResult], spec: FeatureSpec, work: Path) -> None:
-    """Write the rejected rows of a file, whose lines are counted in its units so far."""
+    """Write the rejected rows of a file with line numbers of the file instead of its units."""
     source = results[0].unit.block.source.encode()
     with atomic_path(path) as temporary, open(temporary, "wb") as out:
         out.write(b"file\tline\treason\traw\n")
@@ -92,7 +92,7 @@ def _merge_rejected(path: Path, results: list[UnitResult], spec: FeatureSpec, wo
 def _add_first_lines(
     results: list[UnitResult], spec: FeatureSpec
 ) -> Iterator[tuple[int, UnitResult]]:
-    """Yield the results of a file in the order of its blocks, and the first line of the block."""
+    """Yield the results of a file in the order of its blocks, with the first line of the block."""
     first = get_format(spec).first_line(results[0].unit.block)
     for _, group in itertools.groupby(results, lambda result: result.unit.block):
         results_of_block = list(group)
@@ -106,7 +106,7 @@ def _count_bad(results: list[UnitResult]) -> int:
 
 
 def _describe_worst(results: list[UnitResult], spec: FeatureSpec) -> str:
-    """Describe the file with the most bad rows, and the reasons of the first of them."""
+    """Describe the file with the most bad rows, with the reasons of the first ones."""
     worst = max(group_by_source(results).values(), key=_count_bad)
     reasons = []
     for first, result in _add_first_lines(worst, spec):
@@ -114,24 +114,25 @@ def _describe_worst(results: list[UnitResult], spec: FeatureSpec) -> str:
             reasons.append(f"\n  line {first + line}: {reason}")
     source = worst[0].unit.block.source
     lines = sum(result.lines for result in worst)
-    described = "".join(reasons[:_NUM_DESCRIBED])
+    described = "".join(reasons[:_MAX_DESCRIBED])
     return f"most in {source}, {_count_bad(worst)} of {lines}:{described}"
 
 
 def number_parts(
     results: list[UnitResult], first_parts: Mapping[str, int] | None = None
 ) -> tuple[list[UnitResult], dict[str, str]]:
-    """Number the parts that there are; a divided block has none for a split without rows.
+    """Renumber the existing parts, because a divided block has no part in a split without rows.
 
     Args:
         results: The results of all units, in the order of the plan.
         first_parts: The number of the first part of each split; None for 0.
 
     Returns:
-        The results with these numbers, and the new name of each part by its old one.
+        The results with new numbers, and old name → new name of each part.
     """
     next_parts = dict(first_parts or dict.fromkeys(SPLITS, 0))
-    numbered, names = [], {}
+    numbered = []
+    names = {}
     for result in results:
         unit = result.unit
         if result.has_part:
@@ -143,7 +144,7 @@ def number_parts(
 
 
 def check_splits(results: list[UnitResult], spec: FeatureSpec) -> None:
-    """Check that a division of rows leaves rows in each split. Raises :class:`BadInputError`."""
+    """Raise :class:`BadInputError` if a division of rows leaves a split without rows."""
     if spec.split.by == "days":
         return
     rows = dict.fromkeys(SPLITS, 0)
@@ -157,7 +158,7 @@ def check_splits(results: list[UnitResult], spec: FeatureSpec) -> None:
             counts.append(f"{waiting:,} rows wait for their clicks")
         raise BadInputError(
             f"split by {spec.split.by}: no row for {', '.join(empty)}; {', '.join(counts)}",
-            "choose other shares, times, files, values or another column in the spec's [split] "
+            "choose other shares, times, files or values, or another column, in the spec's [split] "
             "(check its time_format), and begin again with --restart",
         )
     total = sum(rows.values())
@@ -166,12 +167,12 @@ def check_splits(results: list[UnitResult], spec: FeatureSpec) -> None:
 
 
 def move_parts(parts: Path, split_root: Path, names: dict[str, str]) -> None:
-    """Move all parts into the directory of the splits; those that are there already stay.
+    """Move all parts into the directory of the splits; skip parts that were moved already.
 
     Args:
-        parts: Where they are.
-        split_root: Where they go.
-        names: Their names there, by their names here.
+        parts: The directory of the parts.
+        split_root: The directory of the splits.
+        names: Name in ``parts`` → name in ``split_root``.
 
     Raises:
         OSError: The directory cannot be written.
@@ -186,15 +187,15 @@ def move_parts(parts: Path, split_root: Path, names: dict[str, str]) -> None:
 
 
 def check_rows(results: list[UnitResult], split_root: Path) -> dict[str, tuple[int, str]]:
-    """Check by the parts' footers that every line of the input is in a part or rejected.
+    """Check that every line of the input is in a part or rejected, reading the parts' footers.
 
     Returns:
-        Bytes of each part, and the digest of its footer.
+        By part, its size in bytes and the digest of its footer.
 
     Raises:
         LostRowsError: A line is not accounted for.
     """
-    from nvt_torchrec.base.parquet.footer import footer_digest  # compiles loops
+    from nvt_torchrec.base.parquet.footer import compute_footer_digest  # compiles kernels
 
     written = {}
     for result in results:
@@ -203,7 +204,7 @@ def check_rows(results: list[UnitResult], split_root: Path) -> dict[str, tuple[i
         path = split_root / result.unit.file
         try:
             rows = pq.read_metadata(path).num_rows
-            written[result.unit.file] = path.stat().st_size, footer_digest(path)
+            written[result.unit.file] = (path.stat().st_size, compute_footer_digest(path))
         except (OSError, ValueError) as error:
             raise LostRowsError(f"{path}: cannot be read back: {error}", _REMEDY) from error
         if rows != result.rows:

@@ -1,4 +1,4 @@
-"""Make the manifest of a run (:class:`formats.manifest.Manifest`) from what its units did."""
+"""Make the manifest of a run (:class:`formats.manifest.Manifest`) from the results of its units."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def make_manifest(
     generation: int = 0,
     split: dict[str, Any] | None = None,
 ) -> Manifest:
-    """Make the manifest of a run, or of a day that is added; :mod:`etl.extend.stage` joins them.
+    """Make the manifest of a run, or of the new day of an extension alone.
 
     Args:
         record: The plan of the run, see :func:`etl.state.run_record.plan_record`.
         days: The input files.
         results: The results of all units, in order.
-        written: The bytes of each part, and the digest of its footer.
+        written: By part, its size in bytes and the digest of its footer.
         description: The description of the saved workflow.
         generation: The generation of the workflow.
-        split: The rule by which rows were divided, with its cuts; None by days.
+        split: The rule that divided the rows, with its cuts; None for a split by days.
     """
     waits = bool(description.spec.label_files)
     results_of_files = group_by_source(results)
@@ -67,7 +67,13 @@ def make_manifest(
 def row_counts(results: list[UnitResult], *, waits: bool) -> dict[str, int]:
     """Count the rows that were read, written and rejected.
 
-    Those that wait are counted with ``waits``, and those that were drawn if there are any.
+    Args:
+        results: The results of units.
+        waits: Whether to count the rows that wait for clicks, even if there are none.
+
+    Returns:
+        The keys "in", "out" and "rejected"; "waiting" with ``waits``; and "drawn" if negatives were
+        drawn.
     """
     waiting = sum(result.waiting for result in results)
     drawn = sum(result.drawn for result in results)
@@ -98,6 +104,8 @@ def day_counts(
 
 
 def _sum_up_results(results: list[UnitResult], spec: FeatureSpec) -> dict[str, Any]:
+    """Return the counts of a day and split in the manifest."""
+
     def total(field: str, names: list[str]) -> dict[str, int]:
         counts = np.sum([getattr(result, field) for result in results], axis=0)
         return dict(zip(names, counts.tolist(), strict=True))
@@ -115,7 +123,7 @@ def _sum_up_results(results: list[UnitResult], spec: FeatureSpec) -> dict[str, A
 
 
 def add_counts(several: list[dict[str, Any]]) -> dict[str, Any]:
-    """Add up counts of the same keys, at least one; they may be nested."""
+    """Add up one or more dicts of counts with the same keys, which may be nested."""
     total = {}
     for key, value in several[0].items():
         values = [counts[key] for counts in several]
@@ -126,7 +134,7 @@ def add_counts(several: list[dict[str, Any]]) -> dict[str, Any]:
 def sum_up_counts(
     by_day_and_split: dict[str, dict[str, dict[str, Any]]], inputs: list[InputFile]
 ) -> dict[str, Any]:
-    """Return what a manifest says of the rows: by file, by split and by day."""
+    """Return the fields of a manifest with counts of rows: by file, by split and by day."""
     days_of_splits: dict[str, list[int]] = {split: [] for split in SPLITS}
     counts_of_splits: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
     by_day = {}
@@ -138,13 +146,15 @@ def sum_up_counts(
             "rows": sum(counts["rows"] for counts in splits.values()),
             "positives": sum(counts["positives"] for counts in splits.values()),
         }
+    splits_with_rows = {}
+    for split, several in counts_of_splits.items():
+        if several:
+            splits_with_rows[split] = add_counts(several)
     return {
         "inputs": inputs,
         "rows": add_counts([file.rows for file in inputs]),
         "days": {split: sorted(days) for split, days in days_of_splits.items()},
-        "splits": {
-            split: add_counts(counts) for split, counts in counts_of_splits.items() if counts
-        },
+        "splits": splits_with_rows,
         "by_day_and_split": by_day_and_split,
         "by_day": by_day,
     }
@@ -152,15 +162,15 @@ def sum_up_counts(
 
 # ---- splits whose rows all have the same label, which make AUROC undefined
 
-_SORTED = (
-    "most likely the log is sorted by label: splits are cut in the order of the rows, so put the "
-    "rows into random order (`shuf`, without a header line) and run the ETL again"
+_SHUFFLE = (
+    "most likely the log is sorted by label: splits are cut in the order of the rows, so shuffle "
+    "the rows (`shuf`, without a header line) and run the ETL again"
 )
-_SPLIT = "use more rows, or larger shares, other times or files in [split] of the spec"
+_CHANGE_SPLIT = "use more rows, or larger shares, other times or files in [split] of the spec"
 
 
 def one_label(rows: int, positives: int) -> str:
-    """Describe what is wrong with the labels of a split; "" if it has both labels, or no rows."""
+    """Describe the problem of a split with only one label; return "" if it has both, or no rows."""
     if not rows or 0 < positives < rows:
         return ""
     return f"all {rows:,} rows have label {int(positives > 0)}, so AUROC is not defined"
@@ -179,11 +189,11 @@ def one_label_splits(splits: dict[str, dict[str, int]]) -> list[str]:
 def one_label_remedy(
     splits: Mapping[str, Mapping[str, int]], rule: Mapping[str, Any] | None
 ) -> str:
-    """Return what to do about splits with one label.
+    """Return the remedy for splits with only one label.
 
     Args:
         splits: Rows and positives of each split.
-        rule: The manifest's ``split``; None by days.
+        rule: The manifest's ``split``; None for a split by days.
     """
     rows = sum(split["rows"] for split in splits.values())
     positives = sum(split["positives"] for split in splits.values())
@@ -192,4 +202,4 @@ def one_label_remedy(
             f"no row has label {int(positives == 0)}: choose another column, or other values that "
             "are 1, in [label] of the spec, or use a log with rows of both labels"
         )
-    return _SPLIT if rule else _SORTED
+    return _CHANGE_SPLIT if rule else _SHUFFLE

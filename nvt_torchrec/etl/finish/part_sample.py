@@ -1,4 +1,4 @@
-"""Samples of the training parquet, and counts from its footers, for the report."""
+"""Sample the training parquet, and count ids from its footers, for the report."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from nvt_torchrec.formats.splits import SPLITS
 def read_sample(
     output: EtlOutput, manifest: Manifest, names: Sequence[str], *, row_groups: int, rows: int
 ) -> pa.Table:
-    """Read some training rows, the same ones every time.
+    """Read a deterministic sample of training rows.
 
     Args:
         output: The output.
-        manifest: Its manifest.
+        manifest: The manifest of the output.
         names: The columns to read.
-        row_groups: The most row groups: the first ones of parts that are evenly distributed.
-        rows: The most rows of a row group: every n-th one.
+        row_groups: Maximum number of row groups; they are the first ones of evenly spaced parts.
+        rows: Maximum number of rows from each row group, evenly spaced.
 
     Raises:
         BadInputError: A part is damaged.
     """
     parts = [part.file for part in manifest.files if part.rows and part.split == "train"]
-    if not parts:  # no split has rows for training
+    if not parts:  # no rows are for training
         parts = [part.file for part in manifest.files if part.rows]
     num_samples = min(row_groups, len(parts)) if names else 0
     samples = [pa.table({})]
@@ -53,13 +53,17 @@ def read_sample(
 
 
 def to_values(column: pa.ChunkedArray) -> np.ndarray:
-    """Return the values of a column of a sample; of lists, their elements."""
+    """Return the values of a column of a sample; for lists, their elements."""
     array = column.combine_chunks()
     return to_numpy(array.flatten() if pa.types.is_list(array.type) else array)
 
 
 def to_ids_and_rows(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the ids of a column of a sample and, of lists, their rows; an empty list has id 0."""
+    """Return the ids of a column of a sample.
+
+    Returns:
+        The ids and, for lists, the row of each id, else None. An empty list has the id 0.
+    """
     ids = to_values(column)
     if not pa.types.is_list(column.type):
         return ids, None
@@ -73,11 +77,21 @@ def to_ids_and_rows(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray | N
 def count_ids(
     output: EtlOutput, manifest: Manifest, names: Sequence[str]
 ) -> dict[str, dict[str, int]]:
-    """Count the ids of columns of lists in each split; footers count an empty list as a value."""
-    if not names:  # no footer need be read
+    """Count the ids of list columns in each split.
+
+    Args:
+        output: The output.
+        manifest: The manifest of the output.
+        names: The list columns.
+
+    Returns:
+        By column, by split, the number of ids.
+    """
+    if not names:  # do not read the footers
         return {}
     totals: dict[str, dict[str, int]] = {}
     for name in names:
+        # Footers count an empty list as a value.
         totals[name] = {split: -manifest.splits[split]["missing"][name] for split in SPLITS}
     for part in manifest.files:
         footer = pq.read_metadata(output.splits / part.file)

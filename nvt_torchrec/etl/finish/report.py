@@ -1,7 +1,7 @@
-"""``report.html``: what the data look like and what a run did, in one self-contained page.
+"""``report.html``: a self-contained page that describes the data and the run.
 
-Its numbers come from the files of a finished run; the log is not read again. Time is bounded:
-distributions, AUROCs and click rates come from a sample of row groups.
+Its numbers come from the files of a finished run; the log is not read again. The time is bounded:
+distributions, AUROCs and click rates are computed on a sample of row groups.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from nvt_torchrec.formats.vectors import IN_WORKFLOW, VectorStore
 from nvt_torchrec.formats.vocabularies import Vocabulary
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
-#: Row groups that are sampled.
+#: Maximum number of row groups to sample.
 SAMPLED_ROW_GROUPS = 4
-#: The most rows taken from each.
+#: Maximum number of rows to sample from a row group.
 SAMPLED_ROWS = 16 << 10
-#: The most rows for the AUROC of a column.
+#: Maximum number of rows for the AUROC of a column.
 _AUROC_ROWS = 16 << 10
-#: Bins of a histogram.
+#: Number of bins of a histogram.
 BINS = 24
 #: Keys of a categorical column that limit its vocabulary.
 _LIMITS = ("hash_buckets", "freq_threshold", "max_table_size", "num_buckets", "vocabulary")
-#: Values listed per categorical column.
+#: Number of frequent values to list for a categorical column.
 TOP = 5
-#: Larger values are left out of histograms, as the width of a bin would overflow.
+#: Larger values are left out of histograms, because the width of a bin would overflow.
 _LARGEST = 1e300
-#: By its row in a vocabulary: a frequent value, how often it occurs, and its share of all ids.
+#: Row in a vocabulary → a frequent value, how often it occurs, and its share of all ids.
 _Frequent = dict[int, tuple[Any, int, float]]
 
 
@@ -65,7 +65,7 @@ class Histogram:
 
     @property
     def ends(self) -> list[str]:
-        """The ends of the axis with three digits; rounding errors around 0 are shown as 0."""
+        """The ends of the axis as text with three digits; rounding errors around 0 become 0."""
         max_error = 1e-3 * (self.high - self.low)
         ends = []
         for end in (self.low, self.high):
@@ -80,7 +80,15 @@ class Histogram:
 
 @dataclasses.dataclass(frozen=True)
 class Dense:
-    """A dense column: missing share per split, AUROC alone, values before and after transform."""
+    """A dense column.
+
+    Attributes:
+        name: The name of the column.
+        missing: The share of rows without a value, per split.
+        auroc: The AUROC of this column alone, see :func:`base.auroc.column_auroc`.
+        before: The values before the transform.
+        after: The values after the transform.
+    """
 
     name: str
     missing: dict[str, float]
@@ -99,14 +107,14 @@ class Categorical:
         policy: The keys of the spec that limit its vocabulary.
         table_size: The rows of its embedding table.
         missing: The share of rows without a value, per split.
-        auroc: The AUROC that it has alone, see :func:`base.auroc.column_auroc`.
+        auroc: The AUROC of this column alone, see :func:`base.auroc.column_auroc`.
         values: The number of values in its vocabulary; None for a hashed column.
         oov: The share of ids that are out of vocabulary, per split; None for a hashed column.
-        values_for_99: The number of most frequent values that make 99 % of the occurrences of
+        values_for_99: The number of most frequent values that make up 99 % of the occurrences of
             all values in the vocabulary; None for a hashed column.
-        top: The most frequent values, each with its occurrences in the training days and its
-            share of all ids there, and the click rate of the sampled rows with it, over all
-            columns of its vocabulary; None without any.
+        top: The most frequent values of the vocabulary, each with its number of occurrences in the
+            training days, its share of all ids there, and the click rate of the sampled rows with
+            it (None if there are no such rows).
     """
 
     name: str
@@ -123,15 +131,15 @@ class Categorical:
 
 @dataclasses.dataclass(frozen=True)
 class Vector:
-    """A vector.
+    """A vector column.
 
     Attributes:
-        name: Its name.
-        table: The table that has it.
-        form: How many numbers it has, and how they are stored.
-        count: How many vectors are stored.
-        size: Their bytes.
-        missing: The share of rows without one, per split.
+        name: The name of the column.
+        table: The table that has the column.
+        form: The length and the dtype of a vector.
+        count: The number of stored vectors.
+        size: The size of all stored vectors in bytes.
+        missing: The share of rows without a vector, per split.
     """
 
     name: str
@@ -144,7 +152,7 @@ class Vector:
 
 @dataclasses.dataclass(frozen=True)
 class ReportData:
-    """What the report shows in addition to the manifest and the timings."""
+    """The numbers that the report shows in addition to the manifest and the timings."""
 
     dense: list[Dense]
     categorical: list[Categorical]
@@ -153,14 +161,15 @@ class ReportData:
 
 
 def collect(output: Path, manifest: Manifest, description: WorkflowDescription) -> ReportData:
-    """Collect the numbers.
+    """Collect the numbers of the report.
 
     Args:
         output: The directory of the run, with its workflow and all parts.
         manifest: The manifest of the run.
         description: The description of its workflow.
     """
-    paths, spec = EtlOutput(output), description.spec
+    paths = EtlOutput(output)
+    spec = description.spec
     names = [spec.label, *spec.dense_names, *spec.categorical_names]
     sample = read_sample(paths, manifest, names, row_groups=SAMPLED_ROW_GROUPS, rows=SAMPLED_ROWS)
     aurocs = _column_aurocs(sample, spec)
@@ -232,7 +241,7 @@ def _shares(
 
 
 def _column_aurocs(sample: pa.Table, spec: FeatureSpec) -> dict[str, float | None]:
-    """Compute the AUROC of each column alone, of dense columns that of bins of equal counts."""
+    """Compute the AUROC of each column alone; dense columns are binned first."""
     step = -(-len(sample) // _AUROC_ROWS)
     sample = sample.take(to_arrow(np.arange(0, len(sample), step)))
     labels = to_values(sample[spec.label])
@@ -249,9 +258,17 @@ def _column_aurocs(sample: pa.Table, spec: FeatureSpec) -> dict[str, float | Non
 def _add_click_rates(
     frequent: _Frequent, sample: pa.Table, spec: FeatureSpec, columns: Sequence[CategoricalColumn]
 ) -> list[tuple[Any, int, float, float | None]]:
-    """Add to values, by their row in the vocabulary that columns share, their click rates."""
+    """Return frequent values of a vocabulary, each with its count, share and click rate.
+
+    Args:
+        frequent: The frequent values.
+        sample: Sampled training rows.
+        spec: The feature spec.
+        columns: The columns that share the vocabulary.
+    """
     labels = to_values(sample[spec.label])
-    ids_of_columns, labels_of_columns = [], []
+    ids_of_columns = []
+    labels_of_columns = []
     for column in columns:
         ids_of_column, rows = to_ids_and_rows(sample[column.name])
         ids_of_columns.append(ids_of_column)
@@ -267,9 +284,9 @@ def _add_click_rates(
 
 
 def _read_top(workflow: Path, vocabulary: Vocabulary) -> tuple[int, _Frequent]:
-    """Return how many values make 99 % of the occurrences, and the most frequent ones.
+    """Return how many values make up 99 % of the occurrences, and the most frequent values.
 
-    Later generations of a vocabulary are not sorted by count.
+    All counts are sorted here, as later generations of a vocabulary are not sorted by count.
     """
     counts = vocabulary.read_counts(workflow)
     if not len(counts):
@@ -285,7 +302,7 @@ def _read_top(workflow: Path, vocabulary: Vocabulary) -> tuple[int, _Frequent]:
 
 
 def _read_rows(path: Path, name: str, rows: list[int]) -> dict[int, Any]:
-    """Return values of a column by their row, reading no other row groups than theirs."""
+    """Return values of a column by their row; read only the row groups that hold them."""
     values: dict[int, Any] = {}
     begin = 0
     with pq.ParquetFile(path) as file:
@@ -301,7 +318,7 @@ def _read_rows(path: Path, name: str, rows: list[int]) -> dict[int, Any]:
 
 
 def undo_transform(values: np.ndarray, name: str, description: WorkflowDescription) -> np.ndarray:
-    """Compute raw values from transformed ones; missing ones become what they were filled with."""
+    """Compute raw values from transformed ones; missing values become their fill value."""
     spec = description.spec
     if name in description.statistics:
         fitted = description.statistics[name]
@@ -312,9 +329,9 @@ def undo_transform(values: np.ndarray, name: str, description: WorkflowDescripti
 
 
 def _histogram(values: np.ndarray) -> Histogram:
-    """Make a histogram from the 0.5th to the 99th percentile.
+    """Make a histogram from the 0.5th to the 99th percentile of the finite values.
 
-    A wider axis would show outliers only. Values that are not finite are left out.
+    A wider axis would only show outliers.
     """
     values = values[np.abs(values) < _LARGEST]
     if not len(values):
@@ -326,10 +343,10 @@ def _histogram(values: np.ndarray) -> Histogram:
     return Histogram(counts / len(values), low, high)
 
 
-#: Embedding dimensions that table sizes are given for, those of the trainer's ``--size``; float32,
-#: without the optimizer's state.
+#: Embedding dimensions of the trainer's ``--size``, for which the page shows the size of the tables
+#: in float32, without the optimizer's state.
 DIMENSIONS = (16, 32, 128)
-#: With more columns than this, the page shows the details of a column only where it is unfolded.
+#: With more columns than this, the page folds the details of each column.
 _FOLDED_ABOVE = 64
 
 
@@ -337,8 +354,8 @@ def write_report(path: Path, manifest: Manifest, description: WorkflowDescriptio
     """Write the report of a run.
 
     Args:
-        path: The report, in the directory of the run beside ``workflow``, ``criteo_binary`` and
-            ``timings.json``.
+        path: The path of the report, in the directory of the run, which holds ``workflow``,
+            ``criteo_binary`` and ``timings.json``.
         manifest: The manifest of the run.
         description: The description of its workflow.
 
@@ -352,8 +369,10 @@ def write_report(path: Path, manifest: Manifest, description: WorkflowDescriptio
     by_day = [manifest["by_day"][str(day)] for day in days]
     columns: list[Dense | Categorical] = [*data.dense, *data.categorical]
     ranked = sorted(columns, key=lambda column: column.auroc or 0, reverse=True)
-    # Bars are drawn relative to these; 1 where there is none, as they divide.
-    top_rates = [rate for column in data.categorical for *_, rate in column.top if rate]
+    # Bars are drawn relative to the largest of these; the default of 1 avoids a division by 0.
+    top_rates = []
+    for column in data.categorical:
+        top_rates += [rate for *_, rate in column.top if rate]
     oov_shares = [column.oov["valid"] for column in data.categorical if column.oov]
     page = render(
         Path(__file__).with_name("report.html"),
@@ -391,7 +410,7 @@ def _click_rate(counts: dict[str, int]) -> float:
 
 
 def _group_columns(columns: list[Categorical], attribute: str) -> list[list[Categorical]]:
-    """Collect the columns that have the same attribute, in the order of the first of each."""
+    """Group columns by an attribute, in the order of the first column of each group."""
     groups: dict[str, list[Categorical]] = {}
     for column in columns:
         groups.setdefault(getattr(column, attribute), []).append(column)

@@ -33,7 +33,7 @@ AS_PARQUET = (
 
 @dataclasses.dataclass(frozen=True)
 class Dialect:
-    """How the rows of a text are written.
+    """The way in which the rows of a text are written.
 
     Attributes:
         delimiter: The delimiter between the fields of a row.
@@ -188,6 +188,7 @@ def has_header(rows: list[list[str]]) -> bool:
 
 
 def _split_fields(line: str, delimiter: str) -> list[str]:
+    """Split a line into its unquoted fields."""
     if '"' not in line or len(delimiter) > 1:  # csv.reader only takes a single character
         return line.split(delimiter)
     try:

@@ -163,6 +163,7 @@ def _may_be_label(column: Profile) -> bool:
 
 
 def _score_two_values(column: Profile, j: int, sample: SampledFile) -> int:
+    """Rate a column with two distinct values."""
     name = column.name
     is_binary = set(column.counts) <= _BINARY
     score = 20
@@ -188,6 +189,7 @@ def _score_two_values(column: Profile, j: int, sample: SampledFile) -> int:
 
 
 def _score_numbers(column: Profile, *, named: bool) -> int:
+    """Rate a column of numbers, such as ratings."""
     name = column.name
     minimum = column.numbers.min()
     maximum = column.numbers.max()
@@ -207,6 +209,7 @@ def _score_numbers(column: Profile, *, named: bool) -> int:
 
 
 def _score_texts(column: Profile) -> int:
+    """Rate a column of a few distinct strings."""
     if is_called(column.name, "label"):
         return 105
     if _has_event_values(column):
@@ -303,6 +306,7 @@ def _canonical_values(column: Profile) -> set[str]:
 
 
 def _simplify(text: str) -> str:
+    """Remove differences of spelling: upper case, and a final "." or ".0"."""
     return text.casefold().removesuffix(".").removesuffix(".0")
 
 

@@ -115,8 +115,8 @@ def _judge_values(column: Profile, truth: dict[str, np.ndarray]) -> str:
             )
         if auroc > _MAX_DURATION_AUROC and is_called(column.name, "duration"):
             return (
-                f"how long something took, with an AUROC alone of {auroc:.3f} for {name}: make it "
-                "a feature only if it is known before the label is"
+                f"a duration that has AUROC {auroc:.3f} alone for {name}: make it a feature only "
+                "if it is known before the label is"
             )
     return ""
 
@@ -140,6 +140,7 @@ def find_time(columns: list[Profile]) -> Profile | None:
 
 
 def _is_sorted(column: Profile) -> bool:
+    """Return True if the times of consecutive rows rarely decrease."""
     steps = np.diff(column.numbers[column.codes])
     return bool(np.mean(steps >= 0) >= _MIN_SHARE_NOT_EARLIER) if len(steps) else False
 

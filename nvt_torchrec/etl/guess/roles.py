@@ -16,7 +16,7 @@ from nvt_torchrec.etl.guess.sample import SampledFile, make_spec_name, make_uniq
 from nvt_torchrec.etl.guess.split_choice import SplitChoice, choose_split, find_split_column
 from nvt_torchrec.etl.guess.values import Profile
 
-#: Minimum number of values to conclude anything from their being mostly distinct.
+#: Minimum number of values to draw conclusions from how many of them are distinct.
 _ENOUGH_ROWS = 100
 #: Integers in a column with a name are quantities if they are smaller than this.
 _MIN_ID = 1_000_000
@@ -190,6 +190,7 @@ def _is_criteo(sample: SampledFile, label: int) -> bool:
 
 
 def _make_criteo_feature(column: Profile, index: int) -> Feature:
+    """Return the feature of a column of Criteo's logs, by its position."""
     if index <= _CRITEO_COUNTS:
         return _make_feature(column, "dense", {}, "a count")
     return _make_feature(column, "categorical", {"raw": "hex32"}, "hexadecimal")
@@ -282,6 +283,7 @@ def _make_feature(
 
 
 def _make_dense(column: Profile) -> Feature:
+    """Return the dense feature of a column of numbers."""
     is_integer = column.kind == "int" and not column.floating and column.fits("int32")
     options: dict[str, Any] = {} if is_integer else {"raw": "float"}
     options |= column.reading
@@ -293,6 +295,7 @@ def _make_dense(column: Profile) -> Feature:
 
 
 def _make_categorical(column: Profile) -> Feature:
+    """Return the categorical feature of a column, hashed if its values rarely recur."""
     raw = column.kind
     kind = _KIND_NAMES.get(raw, "strings")
     options: dict[str, Any] = {"raw": raw, **column.reading}
@@ -320,7 +323,8 @@ def _derive_times(column: Profile, sample: SampledFile) -> list[Feature] | str:
     options: dict[str, Any] = {"time_format": column.time_format} if column.time_format else {}
     options |= column.reading
     times = column.numbers
-    first, last = times.min(), times.max()
+    first = times.min()
+    last = times.max()
     dates = np.array([first, last]).astype("M8[us]").astype("M8[D]")
     why = f"times from {dates[0]} to {dates[1]}"
     if is_called(column.name, "birth"):
@@ -358,7 +362,7 @@ def _find_categories(columns: list[Profile], dense: list[Feature], path: str) ->
         path: Names the file in errors.
 
     Raises:
-        BadInputError: There is no number of which to make a category.
+        BadInputError: There is no number to make a category from.
     """
     ids = []
     for column in columns:

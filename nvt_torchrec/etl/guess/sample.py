@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nvt_torchrec.base.arrays import as_bytes, is_list, is_text
+from nvt_torchrec.base.arrays import is_list, is_text, to_bytes_type
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.remote import find_filesystem
 from nvt_torchrec.clicklog.readers import READERS, load_reader
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import read_stream
-from nvt_torchrec.clicklog.readers.table_rows import partition_values
+from nvt_torchrec.clicklog.readers.table_rows import parse_partition_values
 from nvt_torchrec.clicklog.text.line_layout import check_text
 from nvt_torchrec.etl.guess.dialect import (
     Dialect,
@@ -345,7 +345,7 @@ def _profile_table(table: pa.Table, files: list[str], keys: dict[str, Any]) -> l
     repeated = {name for name in names if names.count(name) > 1}
     for name in sorted(repeated):
         profiles.append(_leave_unread(name, len(table), "several columns have this name"))
-    partitions = [partition_values(path) for path in files]
+    partitions = [parse_partition_values(path) for path in files]
     for name in set.intersection(*map(set, partitions)) - set(names):
         values = [partitions[i % len(files)][name] or "" for i in range(max(len(table), 1))]
         profiles.append(profile(values, name, lists=False))
@@ -419,7 +419,7 @@ def _profile_lists(array: pa.Array, name: str) -> Profile:
     if column.kind == "float" or (column.floating and column.kind != "int"):
         return _leave_unread(name, len(array), f"columns of type {list_type} are not read")
     # The rows and codes are those of whole lists, the kind and the counts those of their items.
-    rows = array.cast(as_bytes(list_type)).to_pylist()
+    rows = array.cast(to_bytes_type(list_type)).to_pylist()
     texts = [str(row) if row else "" for row in rows]
     lists = profile(texts, name, lists=False)
     kind = column.kind if column.kind in ("int", "hex32") else "string"

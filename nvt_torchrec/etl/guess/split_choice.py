@@ -24,7 +24,7 @@ _SHARES: dict[str, Any] = {"valid": 0.1, "test": 0.1}
 
 @dataclasses.dataclass(frozen=True)
 class SplitChoice:
-    """How rows are split.
+    """A choice of the split.
 
     Attributes:
         keys: The keys of ``[split]``.
@@ -46,7 +46,7 @@ class SplitChoice:
         if {"valid", "test"} & given.keys():
             keys = {key: value for key, value in keys.items() if not key.endswith("_from")}
             keys = {**keys, **_SHARES}
-            why = f"by {keys['by']}, with shares as given"
+            why = f"by {keys['by']}, with the given shares"
         return SplitChoice({**keys, **given}, why, self.input_path)
 
 
@@ -175,20 +175,20 @@ def _choose_time(sample: SampledFile, time: Profile) -> tuple[dict[str, Any], st
     split = {"by": "time", "column": time.source}
     if time.time_format:
         split["time_format"] = time.time_format
-    why = f"{time.name} is a time, and a model scores rows newer than those it was trained on"
+    why = f"by {time.name}, because a model scores rows newer than those it was trained on"
     cuts = _find_time_cuts(time, sample)
     if cuts:
         split["valid_from"], split["test_from"] = cuts
         why += (
-            ": valid and test are the last tenths of the rows. The cuts stay where they are, so "
-            "later days, which `nvt-etl extend` adds as files named by a number or a date, are "
-            "test: to train on them, set later cuts and run the ETL again. Shares, valid = 0.1 "
-            "and test = 0.1, cannot be extended"
+            ": valid and test are the last tenths of the rows. The cuts do not move, so later "
+            "days, which `nvt-etl extend` adds as files named by a number or a date, are test: to "
+            "train on them, set later cuts and run the ETL again. With shares instead of cuts, "
+            "valid = 0.1 and test = 0.1, no days could be added"
         )
         return split, why
     why += (
-        ": the last tenth of the rows is test. For days that `nvt-etl extend` adds, give the cuts "
-        "themselves: valid_from and test_from instead of the shares"
+        ": the last tenth of the rows is test. To add days with `nvt-etl extend` later, set the "
+        "cuts valid_from and test_from instead of the shares"
     )
     return split | _SHARES, why
 

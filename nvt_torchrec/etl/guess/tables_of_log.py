@@ -42,7 +42,7 @@ class GuessedTable:
 
 @dataclasses.dataclass(frozen=True)
 class _Key:
-    """How a table is joined to the log.
+    """The columns by which a table is joined to the log.
 
     Attributes:
         column: The column of the log.
@@ -87,7 +87,7 @@ def add_table(
     if key.time is not None and found.time is None:
         raise BadInputError(
             f"{path}: keys have several rows with different {key.time.name}, but the log has no "
-            "time by which to choose one",
+            "time to choose one by",
             "keep only the newest row of each key",
         )
     name = _make_table_name(path)
@@ -217,6 +217,7 @@ def _make_block_keys(name: str, key: _Key, table: SampledFile, path: str) -> dic
 
 
 def _explain(key: _Key) -> str:
+    """Return the comment above the block of a table."""
     why = f"it has the {key.column.name} of {key.found:.1%} of the log's rows"
     if key.time is not None:
         return f"{why}; a version applies to rows later than its {key.time.name}"

@@ -117,7 +117,7 @@ def comment_events(lines: list[str], *, wanted: bool) -> list[str]:
     if not lines:
         return []
     heading = "What happened before a row, see docs/events.md"
-    hint = 'if labels are known later, add known = "1h" to [events]'
+    hint = 'if labels become known only later, add known = "1h" to [events]'
     if wanted:
         return ["", *_comment(f"{heading}; {hint}."), *lines]
     heading += f": uncomment it, or call guess with --events; {hint}."
@@ -170,6 +170,7 @@ def _describe_block(feature: Feature) -> tuple[str, dict[str, Any], str]:
 
 
 def _write_block(kind: str, options: dict[str, Any], features: list[Feature]) -> list[str]:
+    """Return the lines of a block; the comment is above it, or behind each of several names."""
     if len(features) == 1:
         (feature,) = features
         names: dict[str, Any] = {"names": [feature.name]}
@@ -184,11 +185,13 @@ def _write_block(kind: str, options: dict[str, Any], features: list[Feature]) ->
 
 
 def _comment(text: str, mark: str = "# ") -> list[str]:
+    """Return the lines of a wrapped comment."""
     words: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
     return textwrap.wrap(text, _WIDTH, initial_indent=mark, subsequent_indent=mark, **words)
 
 
 def _write_keys(options: dict[str, Any]) -> list[str]:
+    """Return a line for each key, or several for a long list."""
     lines = []
     for key, value in options.items():
         text = f"{key} = {_write_value(value)}"

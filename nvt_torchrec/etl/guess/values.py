@@ -291,7 +291,7 @@ def _find_vectors(counts: Counter[str]) -> tuple[int, str]:
         width = len(lists[0])
         if not 2 <= width <= MAX_WIDTH or any(len(each) != width for each in lists):
             continue
-        items = [item.strip() for each in lists for item in each]
+        items = [item.strip() for item in itertools.chain.from_iterable(lists)]
         if all(items) and _can_parse(items, "float") and not _can_parse(items, "int"):
             return width, separator
     return 0, ""
@@ -317,7 +317,7 @@ def _find_list_separator(counts: Counter[str]) -> str:
         lists = [split_items(text, separator) for text in counts]
         if sum(len(each) > 1 for each in lists) < max(2, 0.1 * len(counts)):
             continue
-        items = {item for each in lists for item in each}
+        items = set(itertools.chain.from_iterable(lists))
         bare = {item.strip() for item in items}
         if separator == " ":  # also between the words of a text
             are_ids = all(map(_CODE.fullmatch, bare))
@@ -343,7 +343,9 @@ def find_time_format(texts: list[str], name: str) -> str | None:
     digits = all(map(_DIGITS.fullmatch, texts))
     if digits and name and not is_called(name, "time"):
         return None
-    formats = [_SERVER_LOG, *(date + clock for date in _DATES for clock in _CLOCKS)]
+    formats = [_SERVER_LOG]
+    for date, clock in itertools.product(_DATES, _CLOCKS):
+        formats.append(date + clock)
     if digits:
         widths = {len(text) for text in texts}
         formats = list(EPOCHS)

@@ -1,4 +1,4 @@
-"""Read the files of a label's clicks: the key and the time of each."""
+"""Read the key and the time of each click from the files of a label."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _BLOCK_BYTES = 8 << 20
 
 @dataclasses.dataclass(frozen=True)
 class ClickLog:
-    """Different clicks, by key and time.
+    """Distinct clicks, ordered by key and time.
 
     Attributes:
-        keys: int64 [n], the hashes of their keys, rising.
-        times: int64 [n], rising for each key.
-        taken: bool [n], which belong to rows that are written already.
+        keys: int64 [n], the hashes of their keys, ascending.
+        times: int64 [n], ascending within a key.
+        taken: bool [n], whether the click belongs to a row that was written before.
     """
 
     keys: np.ndarray
@@ -38,7 +38,7 @@ class ClickLog:
 
     @classmethod
     def join(cls, keys: np.ndarray, times: np.ndarray, taken: np.ndarray) -> ClickLog:
-        """Return clicks in their order, two alike once; it is taken if any of them is."""
+        """Sort clicks and remove duplicates; a click is taken if any of its duplicates is."""
         order = np.lexsort((~taken, times, keys))
         keys = keys[order]
         times = times[order]
@@ -48,16 +48,16 @@ class ClickLog:
         return cls(keys[is_first], times[is_first], taken[is_first])
 
     def take(self, mask: np.ndarray) -> ClickLog:
-        """Return some of the clicks."""
+        """Return the clicks where ``mask``, bool [n], is True."""
         return ClickLog(self.keys[mask], self.times[mask], self.taken[mask])
 
     def to_rows(self) -> np.ndarray:
-        """Return all in one array, int64 [3, n]."""
+        """Return all attributes as one array, int64 [3, n]."""
         return np.stack([self.keys, self.times, self.taken.astype(np.int64)])
 
     @classmethod
     def from_rows(cls, rows: np.ndarray) -> ClickLog:
-        """Return the clicks of what :meth:`to_rows` returned."""
+        """Return the clicks that :meth:`to_rows` wrote into an array."""
         return cls(rows[0], rows[1], rows[2] != 0)
 
     def __len__(self) -> int:
@@ -79,12 +79,12 @@ def read_clicks(
         label: The label.
         spec: The columns of the log.
         files: Its files.
-        threads: How many pieces of a file are parsed at once.
+        threads: Number of pieces of a file that are parsed at once.
         reject: Whether malformed rows are left out.
         report: Called with the number of rows read since the last call.
 
     Returns:
-        The clicks, none of which is taken; and lines that describe malformed rows.
+        The clicks, with ``taken`` False; and lines that describe malformed rows.
 
     Raises:
         BadRowError: A row is malformed, or has no time.

@@ -1,7 +1,7 @@
-"""Compiled loops of labels from other files: to which row a click belongs, and which rows have one.
+"""Compiled loops that match clicks with rows: find the row of each click, and the clicked rows.
 
-Keys are hashes, and so evenly spread: what is sorted by them is searched from where the first bits
-of a key say, which takes a few steps however many there are.
+Keys are hashes, and so spread evenly. A table of the begins of all prefixes of keys narrows a
+search in sorted keys to a few steps, regardless of their number.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import numpy as np
 
 from nvt_torchrec.base.kernels import compiled
 
-#: Bits of a key that are looked up, at most.
+#: The maximum number of bits of a prefix.
 _MAX_BITS = 24
 _SIGN = np.uint64(1 << 63)
 
 
 def index_keys(keys: np.ndarray) -> np.ndarray:
-    """Return where keys with each value of their first bits begin, int64 [2^bits + 1].
+    """Return where the keys of each prefix begin, and the end of the last, int64 [2^bits + 1].
 
     Args:
-        keys: int64 [n], rising.
+        keys: int64 [n], ascending.
     """
     bits = min(_MAX_BITS, max(1, len(keys).bit_length()))
     prefixes = (keys.view(np.uint64) ^ _SIGN) >> np.uint64(64 - bits)
@@ -28,7 +28,7 @@ def index_keys(keys: np.ndarray) -> np.ndarray:
 
 @compiled()
 def _find_key(sorted_keys, begins, shift, key):
-    """Return where a key begins among sorted ones, or would."""
+    """Return the first index of a key in sorted keys, or the index where it would be inserted."""
     prefix = (np.uint64(key) ^ np.uint64(1 << 63)) >> shift
     low, high = begins[prefix], begins[prefix + np.uint64(1)]
     while low < high:
@@ -42,9 +42,12 @@ def _find_key(sorted_keys, begins, shift, key):
 
 @compiled()
 def _find_time(sorted_keys, sorted_times, first, time):
-    """Return the first entry of a key, which begin at ``first``, that is not before a time."""
+    """Return the first entry of a key that is not before a time; its entries begin at ``first``."""
     key = sorted_keys[first]
-    low, high, step = first, first + 1, 1  # most keys have few entries
+    # An exponential search, because most keys have few entries.
+    low = first
+    high = first + 1
+    step = 1
     while high < len(sorted_keys) and sorted_keys[high] == key and sorted_times[high] < time:
         low = high
         step *= 2
@@ -60,32 +63,32 @@ def _find_time(sorted_keys, sorted_times, first, time):
 
 
 def choose_shift(begins: np.ndarray) -> np.uint64:
-    """Return by how much a key is shifted to be looked up in what :func:`index_keys` returned."""
+    """Return the shift that gives the prefix of a key, for the result of :func:`index_keys`."""
     return np.uint64(64 - (len(begins) - 1).bit_length() + 1)
 
 
 @compiled()
 def match_rows(click_keys, click_times, begins, shift, newest, seen, keys, times, window):
-    """Note for each click the time of the newest row that it may belong to.
+    """Update, for each click, the time of the newest row that it may belong to.
 
-    Rows may come in any order, and in pieces. A row that is older than the one noted for a click is
-    so for all later clicks within its window, so each row ends at the first such click. The newest
-    rows of a piece come last, as a rule, and are looked at first, so that few clicks are noted
-    twice.
+    Rows may come in any order, and in pieces. If a click already has a newer row, so have all later
+    clicks within the window, and the loop over clicks can stop. Rows are processed from the end,
+    because the newest rows of a piece usually come last, so that few clicks are updated twice.
 
     Args:
-        click_keys: int64 [clicks], rising.
-        click_times: int64 [clicks], rising for each key.
+        click_keys: int64 [clicks], ascending.
+        click_times: int64 [clicks], ascending within a key.
         begins: See :func:`index_keys`.
         shift: See :func:`choose_shift`.
-        newest: int64 [clicks], the time of the newest row so far; it is changed.
-        seen: bool [clicks], of the first click of each key whether a row has the key; likewise.
-        keys: int64 [n], the keys of rows, 0 without one.
-        times: int64 [n], their times.
-        window: How long after a row a click may come.
+        newest: int64 [clicks], the time of the newest row so far; changed in place.
+        seen: bool [clicks], set at the first click of each key that a row has.
+        keys: int64 [n], the keys of rows; 0 for a missing key.
+        times: int64 [n], the times of rows.
+        window: The longest time from a row to its click, in microseconds.
     """
     for i in range(len(keys) - 1, -1, -1):
-        key, time = keys[i], times[i]
+        key = keys[i]
+        time = times[i]
         if key == 0:
             continue
         first = _find_key(click_keys, begins, shift, key)
@@ -102,7 +105,7 @@ def match_rows(click_keys, click_times, begins, shift, newest, seen, keys, times
 
 @compiled()
 def find_clicked(clicked_keys, clicked_times, begins, shift, keys, times, found):
-    """Write 1 for each row whose key and time are among those of clicked rows, else 0."""
+    """Write 1 to ``found`` for each row whose key and time are those of a clicked row, else 0."""
     for i in range(len(keys)):
         found[i] = 0
         key = keys[i]

@@ -1,4 +1,4 @@
-"""Find the files of clicks of a spec's labels, and the files of the log whose rows wait."""
+"""Find the files of a spec's labels, and the files of the log that have waiting rows."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from nvt_torchrec.formats.manifest import Manifest
 
 
 def find_label_files(spec: FeatureSpec, input_path: str, paths: Mapping[str, str]) -> TableSources:
-    """Return the files of each label that is from other files than the log.
+    """Return the files of each label that comes from files other than the log.
 
     Args:
         spec: The columns.
-        input_path: The log, in whose directory the paths of the spec are.
-        paths: By the names of labels, the paths that take the place of those of the spec.
+        input_path: The log; paths in the spec are relative to its directory.
+        paths: By name of a label, the path that replaces the path in the spec.
 
     Raises:
-        SettingsError: ``paths`` has a label that is not from another file.
+        SettingsError: ``paths`` has a label that does not come from other files.
         BadInputError: A file is missing or empty.
     """
     names = [file.name for file in spec.label_files]
@@ -42,14 +42,14 @@ def find_label_files(spec: FeatureSpec, input_path: str, paths: Mapping[str, str
 
 
 def find_waiting(manifest: Manifest, paths: Iterable[str]) -> list[DayFile]:
-    """Return the files of the log that have rows that wait, as they were.
+    """Return the files of the log that have waiting rows, and check that they are unchanged.
 
     Args:
-        manifest: Of the output that is extended.
+        manifest: The manifest of the output that is extended.
         paths: The files.
 
     Raises:
-        BadInputError: One is not there any more, or is another one.
+        BadInputError: A file is missing, or its content has changed.
     """
     found = []
     inputs = {file.path: file for file in manifest.inputs}
@@ -59,11 +59,11 @@ def find_waiting(manifest: Manifest, paths: Iterable[str]) -> list[DayFile]:
         try:
             (file,) = find_days(path, split=ANY_FILES)
         except BadInputError as error:
-            what = f"{error.what}; rows of it wait for their clicks"
+            what = f"{error.what}; some of its rows wait for their clicks"
             raise BadInputError(what, remedy) from None
         if fingerprint(file) != before.fingerprint and content_digest(file) != before.digest:
             raise BadInputError(
-                f"{path}: was changed; rows of it wait for their clicks, and others are written",
+                f"{path}: was changed; some of its rows are written, others wait for their clicks",
                 remedy,
             )
         found.append(dataclasses.replace(file, day=before.day))

@@ -1,11 +1,10 @@
-"""What further days need to know of labels from other files: ``OUT/extension``.
+"""The state of labels from other files, which later days need, in ``OUT/extension``.
 
 Files::
 
-    labels.json    until when rows are written and the log is whole, the files whose rows wait; size
-                   and SHA-256 of the others
-    labels.N.npy   int64 [3, n]: of label N's clicks that further rows may have the hash of the
-                   key, the time, and 1 if it belongs to a row that is written
+    labels.json    see :class:`LabelRecord`
+    labels.N.npy   int64 [3, n]: the clicks of label N that later rows may have: the hash of the
+                   key, the time, and 1 if the click belongs to a row that is written
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ _COPY_AGAIN = "copy the extension again from the same output directory, or run t
 
 @dataclasses.dataclass(frozen=True)
 class LabelRecord:
-    """Until when the labels of rows are known.
+    """The content of ``labels.json``.
 
     Attributes:
         cut: The newest time of a row that is written, in microseconds since 1970.
-        newest: Until when the log is whole.
-        waiting: By file of the log, how many of its rows wait for a further day.
-        files: The other files.
+        newest: The time until which the log is complete.
+        waiting: By file of the log, the number of rows that wait for a later day.
+        files: Size and digest of the other files.
     """
 
     cut: int
@@ -46,7 +45,7 @@ class LabelRecord:
 
 @dataclasses.dataclass(frozen=True)
 class EarlierLabels:
-    """The record, and of each label from another file the clicks that further rows may have."""
+    """The record, and for each label from other files the clicks that later rows may have."""
 
     record: LabelRecord
     clicks: list[ClickLog]
@@ -77,11 +76,17 @@ def write_labels(
     waiting: Mapping[str, int],
     clicks: Sequence[ClickLog],
 ) -> None:
-    """Write what further days need. Raises :class:`OutputError`."""
+    """Write the state for later days. Raises :class:`OutputError`.
+
+    Args:
+        directory: ``OUT/extension``.
+        cut, newest, waiting: See :class:`LabelRecord`.
+        clicks: See :class:`EarlierLabels`.
+    """
     entries = {}
-    for number, of_label in enumerate(clicks):
+    for number, label_clicks in enumerate(clicks):
         path = directory / _clicks_file(number)
-        write_array(path, of_label.to_rows())
+        write_array(path, label_clicks.to_rows())
         entries[path.name] = FileEntry.from_file(path)
     record = LabelRecord(cut, newest, dict(waiting), entries)
     FORMAT.write(directory / _RECORD, dataclasses.asdict(record))

@@ -1,9 +1,10 @@
-"""The labels of rows that are from other files, and which rows wait for them.
+"""Add labels from other files to rows, and leave out rows that wait for their clicks.
 
-A run keeps them in the directory of its state::
+A run keeps these files in the directory of its state::
 
-    labels/record.json     what :class:`LabelCut` says; written last
-    labels/clicked.N.npy   int64 [2, n]: of label N the keys, rising, and times of clicked rows
+    labels/record.json     see :class:`LabelCut`; written last
+    labels/clicked.N.npy   int64 [2, n], the keys, ascending, and times of the rows clicked by label
+                           N
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ RECORD_FILE = "record.json"
 
 @dataclasses.dataclass(frozen=True)
 class LabelCut:
-    """Which rows a run or an extension writes.
+    """The range of times of the rows that a run or an extension writes.
 
     Attributes:
-        after: Rows until this time are written already, in microseconds since 1970; None of a run.
+        after: Rows until this time were written before, in microseconds since 1970; None for a run.
         cut: The newest time of rows that are written now.
-        newest: Until when the log is whole.
-        again: The files of the log that days before have read.
-        unfinished: The files of the log that have rows that further days write.
+        newest: The time until which the log is complete.
+        again: The files of the log that earlier days have read, too.
+        unfinished: The files of the log with rows that later days will write.
     """
 
     after: int | None
@@ -53,23 +54,23 @@ class LabelCut:
         return parse(cls, read_json(file, "the record of labels"), file)
 
     def mark_ready(self, times: np.ndarray) -> np.ndarray:
-        """Return which rows with some times, int64 [n], are written now, bool [n]."""
+        """Return whether rows are written now, bool [n], given their times, int64 [n]."""
         ready = times <= self.cut
         if self.after is not None:
             ready &= times > self.after
         return ready
 
 
-def clicked_file(number: int) -> str:
+def clicked_file_name(number: int) -> str:
     """Return the name of the file with the clicked rows of a label."""
     return f"clicked.{number}.npy"
 
 
 class LabelValues:
-    """Adds to rows their labels from other files, and leaves out those that wait. Thread-safe.
+    """Adds labels from other files to rows, and leaves out rows that wait. Thread-safe.
 
     Args:
-        directory: Of the labels, in the state of a run.
+        directory: The directory of the labels in the state of a run.
         spec: The columns.
     """
 
@@ -77,37 +78,39 @@ class LabelValues:
         self.record = LabelCut.read(directory)
         self._again = frozenset(self.record.again)
         self._indices = [spec.labels.index(file.name) for file in spec.label_files]
-        clicked = [map_array(directory / clicked_file(i)) for i in range(len(self._indices))]
-        #: Of each label the keys and times of its clicked rows, and where each key begins.
-        self._clicked = [(keys, times, index_keys(keys)) for keys, times in clicked]
+        #: For each label, the keys and times of its clicked rows, and the index of the keys.
+        self._clicked: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        for number in range(len(self._indices)):
+            keys, times = map_array(directory / clicked_file_name(number))
+            self._clicked.append((keys, times, index_keys(keys)))
 
     def add(self, pieces: Iterable[RawRows], block: Block) -> Iterator[RawRows]:
-        """Yield rows of a block that are written now, with their labels."""
+        """Yield the rows of a block that are written now, with their labels."""
         for rows in pieces:
             yield self._add_labels(self._leave_out(rows, again=block.source in self._again))
 
     def _leave_out(self, rows: RawRows, *, again: bool) -> RawRows:
-        """Return the rows without those that wait, or are written already.
+        """Return the rows that are written now: those that neither wait nor were written before.
 
         Args:
             rows: The rows, with the times of their labels.
-            again: Whether days before have read their file.
+            again: Whether earlier days have read their file, too.
         """
         assert rows.label_times is not None
         times = rows.label_times
         waiting = int(np.count_nonzero(times > self.record.cut))
         if again:
-            # Its malformed rows were counted when the file was read first.
+            # The malformed rows were counted when the file was read for the first time.
             num_written = int(np.count_nonzero(times <= self.record.after))
             rows = dataclasses.replace(rows, bad=[], bad_count=0, done=rows.bad_count + num_written)
         ready = self.record.mark_ready(times)
-        if ready.all():  # no row waits
+        if ready.all():
             return rows
         taken = take(rows, ready)
         return dataclasses.replace(taken, bad=rows.bad, bad_count=rows.bad_count, waiting=waiting)
 
     def _add_labels(self, rows: RawRows) -> RawRows:
-        """Return the rows with 1 in each label from another file that has a click of theirs."""
+        """Return the rows with labels: 1 if a click of the label belongs to the row, else 0."""
         assert rows.label_keys is not None
         labels = rows.labels.copy()
         for index, keys, (clicked_keys, clicked_times, begins) in zip(

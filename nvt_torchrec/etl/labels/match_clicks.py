@@ -1,4 +1,4 @@
-"""Read the keys and times of a log's rows, and find to which row each click belongs."""
+"""Read the keys and times of a log's rows, and find the row that each click belongs to."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from nvt_torchrec.formats.rows import NO_TIME, RawRows
 
 @dataclasses.dataclass
 class Matches:
-    """To which rows the clicks of a label belong.
+    """Finds the rows that the clicks of a label belong to.
 
     Attributes:
         clicks: The clicks.
-        window: How long after a row a click may come, in microseconds.
+        window: The longest time from a row to its click, in microseconds.
     """
 
     clicks: ClickLog
@@ -38,9 +38,9 @@ class Matches:
     def __post_init__(self) -> None:
         keys = self.clicks.keys
         self._begins = index_keys(keys)
-        #: int64 [clicks], the time of the row that a click belongs to; NO_TIME without one.
+        #: int64 [clicks], the time of each click's row; NO_TIME without a row.
         self.row_times = np.full(len(keys), NO_TIME)
-        #: bool [clicks], of the first click of each key whether a row has the key.
+        #: bool [clicks], True at the first click of each key that a row has.
         self._seen = np.zeros(len(keys), np.bool_)
         self._lock = threading.Lock()
 
@@ -60,7 +60,7 @@ class Matches:
             )
 
     def count_known(self) -> int:
-        """Return how many clicks have the key of a row, whatever its time."""
+        """Return the number of clicks that have the key of any row, regardless of its time."""
         keys = self.clicks.keys
         if not len(keys):
             return 0
@@ -70,12 +70,17 @@ class Matches:
 
     @property
     def has_row(self) -> np.ndarray:
-        """Which clicks belong to a row, bool [clicks]."""
+        """The mask of clicks that belong to a row, bool [clicks]."""
         return self.row_times != NO_TIME
 
 
 def count_newest(times: np.ndarray) -> np.ndarray:
-    """Return int64 [3, hours]: each hour that times int64 [n] have, how many, the newest of it."""
+    """Count times, int64 [n], by hour.
+
+    Returns:
+        int64 [3, hours]: the hours since 1970 that have times, ascending, the number of times, and
+        the newest time in each.
+    """
     if not len(times):
         return np.zeros((3, 0), np.int64)
     ordered = np.sort(times)
@@ -106,21 +111,22 @@ def match_blocks(
     max_bad_rows: int,
     report: Callable[[float], object] = lambda rows: None,
 ) -> list[np.ndarray]:
-    """Read the log, and find to which rows clicks belong.
+    """Read the log, and find the rows that clicks belong to.
 
     Args:
-        blocks: The log.
+        blocks: The blocks of the log.
         spec: The columns.
-        matches: Of each label from another file, the clicks; rows are added to them.
-        after: Rows until this time are written; None of a run.
-        times_below: The directory where the times of each block's lines are written; None: they
-            are not.
-        threads: The number of blocks that are read at once.
-        max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
+        matches: For each label from other files, its clicks, to which rows are added.
+        after: Rows until this time were written before and are ignored; None for a run.
+        times_below: The directory to which the times of each block's lines are written; None if
+            they are not needed.
+        threads: Number of blocks that are read at once.
+        max_bad_rows: The maximum number of malformed rows of a block that are left out; 0: a
+            malformed row is an error.
         report: Called with the number of rows read since the last call.
 
     Returns:
-        What :func:`count_newest` returns of the rows of each block.
+        For each block, the result of :func:`count_newest` for its rows.
 
     Raises:
         BadRowError: A row is malformed.
@@ -133,14 +139,14 @@ def match_blocks(
 
     def match(block: Block) -> np.ndarray:
         counted = []
-        by_line = [np.empty(0, np.int64)]
+        times_by_line = [np.empty(0, np.int64)]
         pieces = read_block_chunks(block, read, max_bad_rows=max_bad_rows, chunk_bytes=CHUNK_BYTES)
         for rows in pieces:
             assert rows.label_keys is not None
             assert rows.label_times is not None
             counted.append(count_newest(rows.label_times))
             if times_below is not None:
-                by_line.append(_times_by_line(rows))
+                times_by_line.append(_order_by_line(rows))
             keys = rows.label_keys
             times = rows.label_times
             if after is not None:
@@ -151,14 +157,14 @@ def match_blocks(
                 label_matches.add(row_keys, times)
             report(rows.lines)
         if times_below is not None:
-            write_array(times_below / f"{block_name(block)}.npy", np.concatenate(by_line))
+            write_array(times_below / f"{block_name(block)}.npy", np.concatenate(times_by_line))
         return join_newest(counted)
 
     return [*map_in_order(match, blocks, threads, "labels")]
 
 
-def _times_by_line(rows: RawRows) -> np.ndarray:
-    """Return the time of each line, int64 [lines]; NO_TIME of malformed ones."""
+def _order_by_line(rows: RawRows) -> np.ndarray:
+    """Return the time of each line, int64 [lines]; NO_TIME for malformed lines."""
     assert rows.label_times is not None
     times = np.full(rows.lines, NO_TIME)
     times[rows.line] = rows.label_times

@@ -1,5 +1,5 @@
-"""Negative rows: for each row with label 1 others with the same user and another item.
+"""Negative rows: for each row with label 1, rows with the same user and other items, drawn.
 
-They are added to the rows of a block as it is read, before tables are joined and events summed up,
-so that whatever follows takes them as if the log held them; only events they are not.
+They are added to the rows of a block as it is read, before tables are joined and events summed.
+All later steps treat them as if the log held them, except that they are no events.
 """

@@ -1,6 +1,6 @@
-"""The items that can be drawn: their keys, since when there are, and the columns that are theirs.
+"""The items that can be drawn: their keys, their first times, and the columns that they determine.
 
-They are stored as a table is (:mod:`formats.table_files`), with one row for each item.
+They are stored like a table (:mod:`formats.table_files`), with one row for each item.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ CANDIDATES = "candidates"
 
 
 def make_candidate_spec(spec: FeatureSpec) -> FeatureSpec:
-    """Return the spec of the stored items: the columns that a row takes of its item alone.
+    """Return the spec of the stored items, with the columns that depend only on the item.
 
     Args:
         spec: The columns of the log.
     """
     assert spec.negatives is not None
     item = spec.negatives.item
-    columns = own_columns(spec, CANDIDATES)
+    columns = select_item_columns(spec, CANDIDATES)
     categorical = [column for column in columns if isinstance(column, CategoricalColumn)]
-    if not categorical:  # a spec has at least one; this one is not of the table
+    if not categorical:  # a spec must have one; this one does not belong to the table
         categorical = [CategoricalColumn("item", "string")]
     rule = TableRule(CANDIDATES, path="-", key=(item,), valid_from="-", log_time="-")
     return FeatureSpec(
@@ -52,15 +52,15 @@ def make_candidate_spec(spec: FeatureSpec) -> FeatureSpec:
     )
 
 
-def own_columns(
+def select_item_columns(
     spec: FeatureSpec, table: str, source: str = ""
 ) -> list[DenseColumn | CategoricalColumn]:
-    """Return the columns that a row takes of its item alone, as columns of a table.
+    """Return the columns that depend only on a row's item, as columns of a table.
 
     Args:
         spec: The columns of the log.
         table: The name of the table.
-        source: The column of the table that they are read from; "": that of the log.
+        source: The column from which they are read; "" for the log's item column.
     """
     assert spec.negatives is not None
     columns = []
@@ -72,12 +72,12 @@ def own_columns(
 
 @dataclasses.dataclass(frozen=True)
 class ItemRows:
-    """Rows of items, of which one may have several.
+    """Rows of items; an item may have several rows.
 
     Attributes:
         keys: int64 [n], the hashes of the items.
-        starts: int64 [n], the times of the rows; 0 without times.
-        columns: By the name of a column, its values [n], and where they are missing, bool [n].
+        starts: int64 [n], the times of the rows; 0 if the spec has no times.
+        columns: By name of a column, its values [n], and the mask of missing values, bool [n].
     """
 
     keys: np.ndarray
@@ -92,7 +92,7 @@ class ItemRows:
 
         Args:
             rows: The rows.
-            spec: By which they were read.
+            spec: The spec by which they were read.
             names: The columns of the items.
             keys: int64 [n], the hashes of the items.
         """
@@ -104,7 +104,7 @@ class ItemRows:
 
     @classmethod
     def concatenate(cls, parts: list[ItemRows]) -> ItemRows:
-        """Return the rows of all parts, at least one."""
+        """Join parts, at least one."""
         columns = {}
         for name in parts[0].columns:
             values = concatenate_values([part.columns[name][0] for part in parts])
@@ -113,7 +113,7 @@ class ItemRows:
         return cls(keys, np.concatenate([part.starts for part in parts]), columns)
 
     def keep_oldest(self) -> ItemRows:
-        """Return the oldest row of each item, in the order of the keys; none of a missing item."""
+        """Return the oldest row of each item, in the order of the keys, without missing items."""
         order = np.lexsort((self.starts, self.keys))
         keys = self.keys[order]
         is_first = keys != 0
@@ -125,7 +125,7 @@ class ItemRows:
         return ItemRows(self.keys[kept], self.starts[kept], columns)
 
     def write(self, directory: Path, spec: FeatureSpec) -> None:
-        """Write the items to a directory, as :meth:`read` reads them."""
+        """Write the items to a directory, in the format of :meth:`read`."""
         directory.mkdir(parents=True)
         save_array(directory / KEYS, self.keys)
         save_array(directory / STARTS, self.starts)
@@ -138,7 +138,7 @@ class ItemRows:
 
     @classmethod
     def read(cls, directory: Path, spec: FeatureSpec) -> ItemRows:
-        """Read what :meth:`write` wrote. Raises :class:`BadInputError`."""
+        """Read the items that :meth:`write` wrote. Raises :class:`BadInputError`."""
         table = StoredTable(directory, spec, CANDIDATES)
         assert table.starts is not None
         every = np.arange(len(table))

@@ -1,4 +1,4 @@
-"""Draw items by counters: the same row gets the same items, whoever draws them and when."""
+"""Draw items by a counter-based generator, so that a row gets the same items in every process."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from nvt_torchrec.base.kernels import compiled
 
 #: Added to a counter for each draw (SplitMix64; Steele, Lea and Flood, 2014).
 _STEP = np.uint64(0x9E3779B97F4A7C15)
-#: After so many draws in vain the items are looked through: the user has nearly all of them, or
-#: the others are hardly ever drawn.
+#: After so many rejected draws, the items are searched one by one: the user has nearly all of them,
+#: or the others have tiny weights.
 _MAX_DRAWS = 50
 _UNIT = 2.0**-53
 
 
 @compiled()
 def _contains(ordered: np.ndarray, value: np.int64) -> bool:
-    """Return whether a rising array has a value."""
+    """Return whether an ascending array has a value."""
     begin = 0
     end = len(ordered)
     while begin < end:
@@ -31,7 +31,7 @@ def _contains(ordered: np.ndarray, value: np.int64) -> bool:
 
 @compiled()
 def _find_after(ordered: np.ndarray, end: int, value: float) -> int:
-    """Return the index of the first of ``end`` rising values that is greater than a value."""
+    """Return the index of the first of ``end`` ascending values that is greater than a value."""
     begin = 0
     while begin < end:
         middle = (begin + end) // 2
@@ -46,7 +46,7 @@ def _find_after(ordered: np.ndarray, end: int, value: float) -> int:
 def _may_take(
     index: int, user: int, item: int, pairs: np.ndarray, keys: np.ndarray, taken: np.ndarray
 ) -> bool:
-    """Return whether a row may get an item: neither its own, nor taken before, nor its user's."""
+    """Return whether a row may get an item: not its own, not drawn before, not its user's."""
     if keys[index] == item:
         return False
     for other in taken:
@@ -67,21 +67,20 @@ def draw_items(
     weights: np.ndarray,
     chosen: np.ndarray,
 ) -> None:
-    """Draw different items for each row, none of which the row's user has a positive row with.
+    """Draw distinct items for each row, none of which is in a positive row of the row's user.
 
     Args:
         users: int64 [n], the hashes of the rows' users.
-        items: int64 [n], those of their own items.
-        times: int64 [n], the times of the rows; they tell the rows of a user and an item apart.
-        limits: int64 [n], how many of the items there were at the time of each row.
+        items: int64 [n], the hashes of the rows' own items.
+        times: int64 [n], the times of the rows, which tell rows with equal user and item apart.
+        limits: int64 [n], the number of items that existed at the time of each row.
         seed: Another seed draws other items.
-        pairs: int64 [pairs], rising: the hashes of the users and items of all positive rows.
-        keys: int64 [m], the hashes of the items that can be drawn, in the order in which they
-            appeared.
-        weights: float64 [m], the sum of the weights of each item and those before; or [0], if all
-            are alike.
-        chosen: int64 [n, draws], filled with the indices of the items; -1 behind the last one of a
-            row for which there are no more.
+        pairs: int64 [pairs], ascending, the joined hashes of user and item of all positive rows.
+        keys: int64 [m], the hashes of the items that can be drawn, in the order of their first
+            times.
+        weights: float64 [m], the cumulative weights of the items; [0] if all are equal.
+        chosen: int64 [n, draws], the result: indices of items; -1 after the last item of a row if
+            there are too few.
     """
     for i in range(len(users)):
         state = (

@@ -1,4 +1,4 @@
-"""The record of what negatives are drawn by: ``negatives.json``, beside the files it lists."""
+"""The record ``negatives.json`` of the data from which negatives are drawn."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from pathlib import Path
 
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
 
-#: The files beside the items.
-PAIRS, COUNTS = "pairs.npy", "counts.npy"
-FORMAT = Format("nvt-torchrec negatives", 1, "what negatives are drawn by")
+# The files alongside the items; see prepare_negatives.
+PAIRS = "pairs.npy"
+COUNTS = "counts.npy"
+FORMAT = Format("nvt-torchrec negatives", 1, "the record of negatives")
 RECORD = "negatives.json"
 _COPY_AGAIN = "copy the whole output again, or run the ETL again"
 
 
 @dataclasses.dataclass(frozen=True)
 class NegativesRecord:
-    """What ``negatives.json`` holds.
+    """The content of ``negatives.json``.
 
     Attributes:
-        files: The other files.
-        log_mean_weight: The logarithm of the mean, over the items of the first run, of what items
-            are drawn in proportion to; 0 if all are drawn alike. It stays the same when days are
-            added, so that an item's log-Q correction does.
+        files: Size and digest of the other files.
+        log_mean_weight: The logarithm of the mean weight of the items of the first run, where items
+            are drawn in proportion to their weights; 0 if all weights are equal. It does not change
+            when days are added, so that an item's log-Q correction does not change either.
     """
 
     files: dict[str, FileEntry]

@@ -1,4 +1,4 @@
-"""What negatives are drawn by: which user has which item, and how often items occur."""
+"""Read the positive rows: the items of each user, and how often each item occurs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
 from nvt_torchrec.clicklog.text.assemble import join_hashes
-from nvt_torchrec.etl.negatives.candidates import ItemRows, own_columns
+from nvt_torchrec.etl.negatives.candidates import ItemRows, select_item_columns
 from nvt_torchrec.etl.units.counting import Counts, count, merge
 from nvt_torchrec.etl.units.unit_plan import DividedBlock
 from nvt_torchrec.etl.units.writing import choose_splits
@@ -17,20 +17,20 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.splits import SPLITS
 
-#: Text that is parsed at once.
+#: Bytes of text that are parsed at once.
 _CHUNK_BYTES = 8 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Positives:
-    """The rows with label 1 of some blocks.
+    """The rows with label 1 of one or more blocks.
 
     Attributes:
-        rows: How many rows were read, of both labels.
-        pairs: The joined hashes of their users and items, each once, rising;
-            and how many rows have it. Rows without a user or an item are left out.
-        trained: The hashes of the items of those for training, and how many rows have it.
-        items: All items, of rows of both labels.
+        rows: Number of rows that were read, with any label.
+        pairs: The distinct joined hashes of user and item, ascending, and the number of rows of
+            each. Rows without a user or an item are left out.
+        trained: The hashes of the items in training rows, and the number of rows of each.
+        items: All items, in rows with any label.
     """
 
     rows: int
@@ -45,15 +45,18 @@ class Positives:
         Args:
             block: The block.
             spec: The columns.
-            train: Whether its rows are for training, unless they are divided.
-            max_bad_rows: How many malformed rows may be left out; 0: one is an error.
+            train: Whether its rows are for training; ignored for a :class:`DividedBlock`, which has
+                rows of several splits.
+            max_bad_rows: The maximum number of malformed rows that are left out; 0: a malformed row
+                is an error.
 
         Raises:
             BadRowError: A row is malformed.
             BadInputError: The block cannot be read.
         """
-        names = [column.name for column in own_columns(spec, "")]
-        num_rows = num_lines = 0
+        names = [column.name for column in select_item_columns(spec, "")]
+        num_rows = 0
+        num_lines = 0
         pairs: list[np.ndarray] = [np.empty(0, np.int64)]
         trained: list[np.ndarray] = [np.empty(0, np.int64)]
         items: list[ItemRows] = []
@@ -73,7 +76,7 @@ class Positives:
 
     @classmethod
     def merge(cls, several: Iterable[Positives]) -> Positives:
-        """Return those of all blocks, at least one."""
+        """Join the results of all blocks, at least one."""
         parts = [*several]
         return cls(
             sum(part.rows for part in parts),
@@ -84,7 +87,7 @@ class Positives:
 
 
 def _find_trained(rows: RawRows, block: Block, lines_before: int, *, train: bool) -> np.ndarray:
-    """Return which rows of a block are for training, bool [n]."""
+    """Return the mask of training rows of a block, bool [n]."""
     if isinstance(block, DividedBlock):
         return choose_splits(rows, block, lines_before) == SPLITS.index("train")
     return np.full(len(rows), train)
@@ -95,7 +98,7 @@ def _join_items(parts: list[ItemRows]) -> ItemRows:
 
 
 def look_up_counts(counts: Counts, keys: np.ndarray) -> np.ndarray:
-    """Return how often each key was counted, int64 [n]; 0 for one that was not."""
+    """Return the count of each key, int64 [n]; 0 for a key that was not counted."""
     if not len(counts):
         return np.zeros(len(keys), np.int64)
     values = np.asarray(counts.values)

@@ -1,11 +1,12 @@
-"""Prepare the drawing of negatives: read which items there are, and who has which.
+"""Prepare the drawing of negatives: read all items, and the items of each user.
 
-The state of a run has a directory of it, and so has ``OUT/extension``, for further days::
+The result is a directory in the state of a run, and in ``OUT/extension`` for later days::
 
     negatives.json   see :mod:`.negatives_record`
     candidates/      the items, see :mod:`.candidates`
-    counts.npy       int64 [items], how many training rows with label 1 of the first run have it
-    pairs.npy        int64 [pairs], rising: the joined hashes of users and items
+    counts.npy       int64 [items], the number of training rows with label 1 of each item in the
+                     first run
+    pairs.npy        int64 [pairs], ascending, the joined hashes of user and item
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from nvt_torchrec.etl.negatives.candidates import (
     CANDIDATES,
     ItemRows,
     make_candidate_spec,
-    own_columns,
+    select_item_columns,
 )
 from nvt_torchrec.etl.negatives.negatives_record import (
     COUNTS,
@@ -51,7 +52,7 @@ from nvt_torchrec.formats.table_files import list_table_arrays
 
 log = logging.getLogger(__name__)
 
-#: The least share of positive rows whose items a table must have.
+#: The minimum share of the log's items that a table must have.
 _MIN_FOUND = 0.01
 
 
@@ -66,25 +67,26 @@ def prepare_negatives(
     max_bad_rows: int,
     report: Callable[[float], object] = lambda rows: None,
 ) -> None:
-    """Read all blocks, and write what negatives are drawn by to the state of a run.
+    """Read all blocks, and write the data from which negatives are drawn to the state of a run.
 
-    What an earlier process wrote stays.
+    Nothing is done if an earlier process has written them.
 
     Args:
         plan: The blocks.
         spec: The columns.
         work: The directory of the state.
         sources: The files of tables.
-        earlier: Of an extension, ``OUT/extension`` of the days before. How often items occur stays
-            as it was then, so that the same item is as likely on each day, and its correction.
-        threads: How many blocks are read at once.
-        max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
+        earlier: For an extension, ``OUT/extension`` of the earlier days. The counts of items are
+            taken from it, so that an item's probability and its log-Q correction stay the same.
+        threads: Number of blocks that are read at once.
+        max_bad_rows: The maximum number of malformed rows of a block that are left out; 0: a
+            malformed row is an error.
         report: Called with the number of rows read since the last call.
 
     Raises:
         BadRowError: A row is malformed.
-        BadInputError: A file cannot be read, or one of earlier days is damaged.
-        SettingsError: The table has hardly an item of the log.
+        BadInputError: A file cannot be read, or a file of earlier days is damaged.
+        SettingsError: The table has hardly any item of the log.
         OutputError: The directory cannot be written.
     """
     directory = work / NEGATIVES
@@ -103,7 +105,8 @@ def prepare_negatives(
     positives = Positives.merge(parts)
     assert spec.negatives is not None
     stored_spec = make_candidate_spec(spec)
-    items, pairs = [positives.items], np.asarray(positives.pairs.values)
+    items = [positives.items]
+    pairs = np.asarray(positives.pairs.values)
     if spec.negatives.table:
         items = _read_table(spec, sources, threads, reject=max_bad_rows > 0)
         if items:
@@ -139,11 +142,11 @@ def prepare_negatives(
 def _read_table(
     spec: FeatureSpec, sources: TableSources, threads: int, *, reject: bool
 ) -> list[ItemRows]:
-    """Read the items of a table; none of an extension without files of it."""
+    """Read the items of a table; [] for an extension without files of the table."""
     assert spec.negatives is not None
     (rule,) = (rule for rule in spec.tables if rule.name == spec.negatives.table)
     (source,) = rule.file_key
-    columns = own_columns(spec, rule.name, source)
+    columns = select_item_columns(spec, rule.name, source)
     names = [column.name for column in columns]
     parts = []
     for file in sources.get(rule.name, []):
@@ -154,7 +157,7 @@ def _read_table(
 
 
 def _check_found(spec: FeatureSpec, positives: Positives, items: list[ItemRows]) -> None:
-    """Raise :class:`SettingsError` if hardly an item of the log is in the table."""
+    """Raise :class:`SettingsError` if hardly any item of the log is in the table."""
     counted = positives.items.keys
     found = int(np.count_nonzero(np.isin(counted, np.concatenate([part.keys for part in items]))))
     if found < _MIN_FOUND * len(counted):
@@ -162,7 +165,7 @@ def _check_found(spec: FeatureSpec, positives: Positives, items: list[ItemRows])
         raise SettingsError(
             f"negatives: table {spec.negatives.table} has {found:,} of the {len(counted):,} items "
             "of the log",
-            "correct the key of the table in the spec; both sides are read alike: "
+            "correct the key of the table in the spec; log and table are read alike: "
             f"{spec.negatives.item} as {spec.make_key_read(spec.negatives.item).raw}",
         )
 
@@ -173,11 +176,11 @@ def check_stored(extension: Path) -> None:
 
 
 def keep_negatives(work: Path, extension: Path) -> None:
-    """Link what further days need from the state of a run. Raises OSError."""
+    """Link the data for later days from the state of a run. Raises OSError."""
     shutil.copytree(work / NEGATIVES, extension / NEGATIVES, copy_function=os.link)
 
 
 @functools.lru_cache(1)
 def open_sampler(work: Path, spec: FeatureSpec) -> NegativeSampler | None:
-    """Open what negatives are drawn by in the state of a run; None for a spec without."""
+    """Open the sampler of negatives in the state of a run; None for a spec without negatives."""
     return NegativeSampler(work / NEGATIVES, spec) if spec.negatives else None

@@ -1,4 +1,4 @@
-"""Add the negatives of rows to them."""
+"""Add negatives to rows."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from nvt_torchrec.formats.rows import (
     is_missing,
     set_missing,
 )
-from nvt_torchrec.workflows.event_groups import cut_times
+from nvt_torchrec.workflows.event_groups import find_cuts
 from nvt_torchrec.workflows.stored_table import StoredTable
 
-#: Arrays of rows that are repeated with them, where rows have them.
+#: Fields of :class:`RawRows` with a value for each row, which negatives copy from their row. Those
+#: with the default None may be absent.
 _ARRAYS = (
     "labels",
     "dense",
@@ -42,7 +43,7 @@ class NegativeSampler:
     """Adds negatives to rows with label 1. Thread-safe.
 
     Args:
-        directory: What :func:`.prepare_negatives.prepare_negatives` wrote.
+        directory: The directory that :func:`.prepare_negatives.prepare_negatives` wrote.
         spec: The columns of the log.
 
     Raises:
@@ -62,7 +63,7 @@ class NegativeSampler:
             remedy = "copy the directory again, or run the ETL again"
             raise BadInputError(f"{directory}: damaged: {error}", remedy) from error
         assert self._items.starts is not None
-        # in the order in which they appeared, so that those of a time are the first ones
+        # Ordered by first time, so that the items that exist at a time are a prefix.
         self._order = np.lexsort((self._items.keys, self._items.starts))
         self._keys = self._items.keys[self._order]
         self._starts = self._items.starts[self._order]
@@ -82,12 +83,12 @@ class NegativeSampler:
     def add(self, rows: RawRows, spec: FeatureSpec) -> RawRows:
         """Return rows, each followed by its negatives.
 
-        A negative has label 0, another item and what a row takes of its item alone; all else is
-        that of the row. It is no event.
+        A negative has label 0, another item, and the columns that depend only on the item. All
+        other columns are copied from its row. It is no event.
 
         Args:
             rows: The rows, as they were read.
-            spec: By which they were read.
+            spec: The spec by which they were read.
 
         Raises:
             BadInputError: A file is damaged.
@@ -98,25 +99,25 @@ class NegativeSampler:
         index = np.repeat(np.arange(len(rows)), drawn_per_row + 1)
         drawn = np.ones(len(index), np.bool_)
         drawn[np.cumsum(drawn_per_row + 1) - drawn_per_row - 1] = False
-        places = chosen[chosen >= 0]
+        chosen_items = chosen[chosen >= 0]
         arrays: dict[str, Any] = {}
         for name in _ARRAYS:
             values = getattr(rows, name)
             arrays[name] = None if values is None else np.take(values, index, axis=-1)
         arrays["labels"][:, drawn] = 0
-        self._replace_keys(arrays, spec, drawn, self._keys[places])
+        self._replace_keys(arrays, spec, drawn, self._keys[chosen_items])
         if arrays["amounts"] is not None:
             arrays["amounts"][:, drawn] = np.nan
-        stored = self._order[places]
+        stored = self._order[chosen_items]
         own = {column.name for column in list_item_columns(self._rule, spec.features)}
         for j, column in enumerate(spec.dense):
             if column.name in own:
                 values, missing = self._items.take(column.name, stored)
                 arrays["dense"][j, drawn] = values
                 _replace_missing(arrays["dense_missing"], j, drawn, missing)
-        # the items' values stand behind those of the rows, so that both are taken at once
+        # The values of items are appended to those of rows, so that one take gets both.
         index_or_item = index.copy()
-        index_or_item[drawn] = len(rows) + np.arange(len(places))
+        index_or_item[drawn] = len(rows) + np.arange(len(chosen_items))
         categorical: list[CategoryValues] = []
         for k, category in enumerate(spec.categorical):
             values = rows.categorical[k]
@@ -136,7 +137,7 @@ class NegativeSampler:
     def _look_up_corrections(self, keys: np.ndarray) -> np.ndarray:
         """Return the log-Q correction of each item, float32 [n].
 
-        It is 0 for an item that is never drawn: one that is missing, or that the table has not.
+        It is 0 for an item that is never drawn: a missing one, or one that the table lacks.
         """
         assert self._corrections is not None
         if not len(self._corrections):
@@ -146,7 +147,7 @@ class NegativeSampler:
         return np.where(known[index] == keys, self._corrections[index], np.float32(0))
 
     def _draw(self, rows: RawRows, spec: FeatureSpec) -> np.ndarray:
-        """Return the indices in ``_keys`` of each row's items, int64 [n, draws]; -1 for none."""
+        """Draw items for each row: indices into ``_keys``, int64 [n, draws]; -1 for none."""
         assert rows.negative_keys is not None
         items, users = rows.negative_keys
         times = rows.negative_times
@@ -154,7 +155,7 @@ class NegativeSampler:
             times = np.zeros(len(rows), np.int64)
             limits = np.full(len(rows), len(self._keys))
         else:
-            cuts = cut_times(spec, times) if spec.events else times
+            cuts = find_cuts(spec, times) if spec.events else times
             limits = np.searchsorted(self._starts, cuts)
         limits[(rows.labels[0] != 1) | (items == 0)] = 0
         chosen = np.empty((len(rows), self._rule.per_positive), np.int64)
@@ -174,7 +175,14 @@ class NegativeSampler:
     def _replace_keys(
         self, arrays: dict[str, Any], spec: FeatureSpec, drawn: np.ndarray, keys: np.ndarray
     ) -> None:
-        """Replace the hashes of keys that have the item in rows that were drawn."""
+        """Replace the hashes of keys that contain the item in the drawn rows.
+
+        Args:
+            arrays: The fields of the rows, changed in place.
+            spec: The spec by which the rows were read.
+            drawn: bool [n], the drawn rows.
+            keys: int64 [drawn], the hashes of their items.
+        """
         item = self._rule.item
         if arrays["table_keys"] is not None:
             for j, table in enumerate(spec.joined_tables):
@@ -184,31 +192,37 @@ class NegativeSampler:
             for j, key in enumerate(spec.row_keys):
                 if key.columns == (item,):
                     arrays["groups"][j, drawn] = keys
-                elif (
-                    item in key.columns
-                ):  # a pair whose different values are counted, of events alone
+                elif item in key.columns:
+                    # A pair for a count of distinct values, which only events need.
                     arrays["groups"][j, drawn] = 0
 
 
 def compute_log_weights(counts: np.ndarray, popularity: float) -> np.ndarray:
-    """Return the logarithm of what items are drawn in proportion to, float64 [items].
+    """Return the logarithms of the items' weights, (1 + count) ** popularity, float64 [items].
 
     Args:
-        counts: int64 [items], how many training rows with label 1 have each.
-        popularity: The power of 1 + count.
+        counts: int64 [items], the number of training rows with label 1 of each item.
+        popularity: The exponent.
     """
     return popularity * np.log1p(counts)
 
 
 def _replace_missing(mask: np.ndarray, column: int, where: np.ndarray, missing: np.ndarray) -> None:
-    """Replace where a column is missing in some rows."""
+    """Replace a column's bits in the mask of missing values.
+
+    Args:
+        mask: The mask, changed in place.
+        column: The index of the column.
+        where: bool [n], the rows whose bits are replaced.
+        missing: bool, for each of these rows whether the column is missing.
+    """
     absent = is_missing(mask, column)
     absent[where] = missing
     set_missing(mask, column, absent)
 
 
 def _append(values: CategoryValues, others: CategoryValues) -> CategoryValues:
-    """Return values of one type, those of items after those of rows; they are no lists."""
+    """Append the values of items to those of rows; both have one type, and are no lists."""
     if isinstance(values, pa.Array) and isinstance(others, pa.Array):
         return pa.concat_arrays([values, others.cast(values.type)])
     assert isinstance(values, np.ndarray)

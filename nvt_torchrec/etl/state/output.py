@@ -63,8 +63,8 @@ TABLES = "tables"
 NEGATIVES = "negatives"
 #: Labels that come from other files than the log, see :mod:`etl.labels`.
 LABELS = "labels"
-#: Files that save work in a resumed run. Decompressed days do so too, unless the input turned out to
-#: be wrong: the next run will read other files.
+#: Files that save work in a resumed run. Decompressed days do so too, unless the input is wrong:
+#: then the next run reads other files.
 _DONE = (FITTED_FILE, f"{FIT}/*.npz", f"{UNITS}/*.json", CUTS_FILE)
 
 

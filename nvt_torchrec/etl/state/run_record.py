@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nvt_torchrec.base.files.journal import Journal, refuse_changes
-from nvt_torchrec.base.versions import installed_version
+from nvt_torchrec.base.versions import find_installed_version
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.lines import read_bytes
 from nvt_torchrec.etl.state.output import RESTART
@@ -68,7 +68,7 @@ def _digest(day: DayFile, ranges: Iterable[tuple[int, int]]) -> str:
 
 def plan_record(settings: dict[str, Any], days: list[DayFile]) -> dict[str, Any]:
     """Return the plan of a run, JSON-ready: settings, inputs, versions of packages."""
-    versions = {name: installed_version(name) for name in _VERSIONED_PACKAGES}
+    versions = {name: find_installed_version(name) for name in _VERSIONED_PACKAGES}
     inputs = {day.path: fingerprint(day) for day in days}
     record = {"settings": settings, "inputs": inputs, "versions": versions}
     return json.loads(json.dumps(record))  # tuples become lists, as in a plan that was read
@@ -99,20 +99,20 @@ def begin_or_resume(work: Path, now: dict[str, Any], output: Path) -> bool:
         OutputError: The plan has changed, or cannot be written.
     """
     journal = Journal(work)
-    begun = journal.plan(PlanRecord, RESTART)
-    if begun is None:
+    recorded = journal.read_plan(PlanRecord, RESTART)
+    if recorded is None:
         journal.begin(now)
         return False
-    before = adapt_plan(begun, now)
+    before = adapt_plan(recorded, now)
     refuse_changes(before, now, output, f"undo that, or {RESTART}")
     log.info("%s: resuming a run that did not finish", output)
     journal.update(now)
     return True
 
 
-def adapt_plan(begun: PlanRecord, now: dict[str, Any]) -> dict[str, Any]:
+def adapt_plan(recorded: PlanRecord, now: dict[str, Any]) -> dict[str, Any]:
     """Return a recorded plan in the form that the current plan must equal to resume it."""
-    before = dataclasses.asdict(begun)
+    before = dataclasses.asdict(recorded)
     if now["settings"].get("on_bad_rows") == "quarantine":
         # With "error", no finished unit had bad rows, or the run would have ended. So "quarantine"
         # gives the same units, and may replace "error" in a resumed run.

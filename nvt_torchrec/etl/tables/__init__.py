@@ -1,1 +1,1 @@
-"""Tables that are joined to the log: found, read, and stored by their keys."""
+"""Tables that are joined to the log: find their files, read them, and store rows by key."""

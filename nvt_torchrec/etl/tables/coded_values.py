@@ -1,4 +1,4 @@
-"""Values of a categorical column as codes: each distinct value is held once."""
+"""Values of a categorical column as codes, indices into its distinct values."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class CodedValues:
     """The values of ``n`` rows.
 
     Attributes:
-        codes: int32 [n] or, of lists, [items]: the index of each value in ``distinct``.
-        offsets: Of lists int64 [n + 1], where the items of each row begin; else None.
-        distinct: The distinct values: numbers, or texts as large strings. Some may have no code.
+        codes: int32 [n], or [items] for lists: the index of each value in ``distinct``.
+        offsets: For lists int64 [n + 1], where the items of each row begin; else None.
+        distinct: The distinct values, as integers or large strings. Some may be unused.
     """
 
     codes: np.ndarray
@@ -30,7 +30,7 @@ class CodedValues:
     distinct: np.ndarray | pa.Array
 
     def take(self, rows: np.ndarray) -> CodedValues:
-        """Return the values of some rows, int64 [n]."""
+        """Return the values of the given rows, int64 [n]."""
         if self.offsets is None:
             return dataclasses.replace(self, codes=self.codes[rows])
         lists = repeat_lists(Jagged(self.offsets, self.codes), rows)
@@ -39,7 +39,7 @@ class CodedValues:
 
 
 def encode_values(values: CategoryValues) -> CodedValues:
-    """Return values as codes, in the order in which the distinct ones appear."""
+    """Encode values; distinct values are in the order in which they first appear."""
     offsets = values.offsets.astype(np.int64) if isinstance(values, Jagged) else None
     encoded = pa.array(get_flat_values(values)).dictionary_encode()
     codes = to_numpy(encoded.indices)
@@ -56,27 +56,28 @@ def join_distinct(
     distinct: np.ndarray | pa.Array,
     sizes: Sequence[tuple[int, int]],
 ) -> CodedValues:
-    """Return the values of pieces, each of which has codes of its own.
+    """Join pieces that were encoded separately.
 
     Args:
-        codes: int32 [items], the codes of all pieces, which are replaced.
+        codes: int32 [items], the concatenated codes of the pieces, which are replaced in place.
         offsets: See :class:`CodedValues`.
-        distinct: The distinct values of the pieces, one after the other.
-        sizes: How many codes and how many distinct values each piece has.
+        distinct: The concatenated distinct values of the pieces.
+        sizes: The number of codes and the number of distinct values of each piece.
     """
     joined = encode_values(distinct)
     begin = 0
     first = 0
     for num_codes, num_distinct in sizes:
-        of_piece = slice(begin, begin + num_codes)
-        codes[of_piece] = joined.codes[first : first + num_distinct][codes[of_piece]]
+        piece = slice(begin, begin + num_codes)
+        new_codes = joined.codes[first : first + num_distinct]
+        codes[piece] = new_codes[codes[piece]]
         begin += num_codes
         first += num_distinct
     return CodedValues(codes, offsets, joined.distinct)
 
 
 def concatenate_coded(first: CodedValues, second: CodedValues) -> CodedValues:
-    """Return the values of two pieces."""
+    """Join two pieces."""
     sizes = []
     for piece in (first, second):
         sizes.append((len(piece.codes), len(piece.distinct)))
@@ -93,23 +94,24 @@ def concatenate_coded(first: CodedValues, second: CodedValues) -> CodedValues:
     return join_distinct(codes, offsets, distinct, sizes)
 
 
-def categorical_arrays(
+def make_categorical_arrays(
     column: CategoricalColumn, values: CodedValues, missing: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Return the arrays of a column, by their kinds in :mod:`formats.table_files`.
 
-    Numbers are numbered in their order, texts as they appear.
+    Codes of integers are in ascending order of the values, codes of strings in the order of their
+    first appearance.
     """
     arrays: dict[str, np.ndarray] = {"missing": missing.astype(np.uint8)}
     if values.offsets is not None:
         arrays["lists"] = values.offsets
     codes, first_codes = _number_by_appearance(values.codes, len(values.distinct))
     if isinstance(values.distinct, np.ndarray):
-        found = values.distinct[first_codes]
-        order = np.argsort(found)
-        ranks = np.empty(len(found), np.int32)
-        ranks[order] = np.arange(len(found))
-        arrays["values"] = found[order].astype(RAW_TYPES[column.raw].dtype)
+        used = values.distinct[first_codes]
+        order = np.argsort(used)
+        ranks = np.empty(len(used), np.int32)
+        ranks[order] = np.arange(len(used))
+        arrays["values"] = used[order].astype(RAW_TYPES[column.raw].dtype)
         arrays["codes"] = ranks[codes]
         return arrays
     offsets, data = string_parts(values.distinct.take(to_arrow(first_codes)))
@@ -122,11 +124,11 @@ def categorical_arrays(
 
 @compiled()
 def _number_by_appearance(codes: np.ndarray, num_distinct: int) -> tuple[np.ndarray, np.ndarray]:
-    """Number codes in the order in which they appear.
+    """Renumber codes in the order of their first appearance.
 
     Args:
-        codes: int32 [n].
-        num_distinct: They are less than this.
+        codes: int32 [n], each less than ``num_distinct``.
+        num_distinct: Number of distinct values.
 
     Returns:
         The numbers, int32 [n]; the code of each number, int64 [numbers].

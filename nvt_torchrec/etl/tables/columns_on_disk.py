@@ -1,4 +1,4 @@
-"""Keep the columns of a table on disk between reading them and storing them in another order."""
+"""Keep the columns of a table on disk after reading, until they are stored in another order."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class ColumnsOnDisk:
     """Columns that are written piece by piece, and then read one at a time.
 
     So the memory that a table takes does not grow with the number of its columns. A file is open
-    only while it is written: there may be more than a process may have open.
+    only while it is written, because a process may not have so many files open.
 
-    Categories are written as codes and the distinct values of their piece. So a text that many rows
-    have is hashed while it is in the cache, and then neither copied nor put in order again.
+    Categorical values are written as codes and the distinct values of their piece. So a string that
+    many rows have is hashed while it is in the cache, and is then neither copied nor reordered.
 
     Args:
         directory: A directory for the files; it must be empty.
@@ -37,11 +37,11 @@ class ColumnsOnDisk:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._dtypes: dict[tuple[str, str], np.dtype] = {}
-        #: By column, how many codes and how many distinct values each piece has.
+        #: By column, the number of codes and the number of distinct values of each piece.
         self._sizes: dict[str, list[tuple[int, int]]] = {}
 
     def append_dense(self, name: str, values: np.ndarray, missing: np.ndarray) -> None:
-        """Write the next values of a dense column, and where they are missing, bool [n].
+        """Write the next values of a dense column, and the mask of missing ones, bool [n].
 
         Raises:
             OSError: A file cannot be written.
@@ -65,14 +65,17 @@ class ColumnsOnDisk:
         self._sizes.setdefault(name, []).append(sizes)
 
     def load_dense(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return all values of a dense column, and where they are missing; none if it has none."""
+        """Return all values of a dense column, and the mask of missing ones; both may be empty."""
         parts = self._load(name)
         if not parts:
             return np.empty(0), np.empty(0, np.bool_)
         return parts[_NUMBERS], parts[_MISSING]
 
     def load_categories(self, name: str) -> tuple[CodedValues, np.ndarray] | None:
-        """Return all values of a categorical column, and where they are missing; None for none."""
+        """Return all values of a categorical column, and the mask of missing ones.
+
+        None if nothing was written.
+        """
         parts = self._load(name)
         if not parts:
             return None
@@ -92,7 +95,7 @@ class ColumnsOnDisk:
         for part, array in parts.items():
             kind = self._dtypes.setdefault((name, part), array.dtype)
             with open(self._directory / f"{name}.{part}", "ab") as file:
-                # Not tofile, whose error does not say that the disk is full.
+                # The error of np.ndarray.tofile would not say that the disk is full.
                 file.write(np.ascontiguousarray(array, kind).data)
 
     def _load(self, name: str) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Parse rows of further files than the log, of tables and of clicks, each of which has a key."""
+"""Parse rows of files other than the log, of tables and labels, each of which has a key."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from nvt_torchrec.formats.rows import NO_TIME, RawRows, is_missing
 
 @dataclasses.dataclass(frozen=True)
 class KeyedRows:
-    """Some rows of a file.
+    """A piece of a file.
 
     Attributes:
-        first_line: The number of the first row, as messages count it.
+        first_line: The line number of the first row in messages.
         rows: The rows, without malformed ones.
         keys: int64 [n], the hashes of their keys.
-        times: int64 [n], their times, :data:`NO_TIME` where missing; None without.
-        rejected: A line of the file of rejected rows for each malformed row.
+        times: int64 [n], their times, :data:`NO_TIME` where missing; None if the spec has no time.
+        rejected: For each malformed row, a line for the file of rejected rows.
     """
 
     first_line: int
@@ -41,15 +41,15 @@ def parse_keyed(
     time: str = "",
     reject: bool = False,
 ) -> KeyedRows:
-    """Parse some rows, the last of whose categories are the columns of their key.
+    """Parse rows whose last categorical columns are the columns of their key.
 
     Args:
         unparsed: The rows.
-        source: Names the file in errors.
-        what: Names in errors what the rows are of.
+        source: The name of the file in errors.
+        what: The role of the file in errors, such as "table items".
         key: The columns of the key.
-        time: The column of a time that no row may lack, while some lack a key; "": each row has a
-            key.
+        time: The column of a time that every row must have, while rows may lack a key; "" if every
+            row must have a key.
         reject: Whether malformed rows are left out.
 
     Raises:
@@ -57,17 +57,19 @@ def parse_keyed(
     """
     rows = unparsed.drop_label().parse(reject=reject)
     first_key = len(rows.categorical) - len(key)
-    columns = [
-        (rows.categorical[j], is_missing(rows.categorical_missing, j))
-        for j in range(first_key, len(rows.categorical))
-    ]
+    columns = []
+    for j in range(first_key, len(rows.categorical)):
+        columns.append((rows.categorical[j], is_missing(rows.categorical_missing, j)))
     hashed = hash_keys([columns], len(rows))
     assert hashed is not None
-    keys, times = hashed[0], rows.join_times
+    keys = hashed[0]
+    times = rows.join_times
     if time and times is not None:
-        is_bad, reason = times == NO_TIME, f"{what}: a row without {time}"
+        is_bad = times == NO_TIME
+        reason = f"{what}: a row without {time}"
     else:
-        is_bad, reason = keys == 0, f"{what}: a row without its key, {', '.join(key)}"
+        is_bad = keys == 0
+        reason = f"{what}: a row without its key, {', '.join(key)}"
     described = [(row.line, row.reason, row.text) for row in rows.bad]
     if is_bad.any():
         described += [(line, reason, b"") for line in rows.line[is_bad].tolist()]
@@ -77,7 +79,8 @@ def parse_keyed(
                 f"{source}, {unparsed.format.unit} {unparsed.first_line + line}: {reason}",
                 "correct the file, or leave such rows out with --on_bad_rows quarantine",
             )
-        rows, keys = take(rows, ~is_bad), keys[~is_bad]
+        rows = take(rows, ~is_bad)
+        keys = keys[~is_bad]
         times = None if times is None else times[~is_bad]
     rejected = format_rejected(source, unparsed.first_line, described)
     return KeyedRows(unparsed.first_line, rows, keys, times, rejected)
@@ -86,12 +89,13 @@ def parse_keyed(
 def format_rejected(
     path: str, first_line: int, described: list[tuple[int, str, bytes]]
 ) -> list[bytes]:
-    """Return lines of a file of rejected rows.
+    """Return lines for the file of rejected rows.
 
     Args:
-        path: The file that has them.
-        first_line: The number of the first row that was read, as messages count it.
-        described: Of each row its number from there, why it is left out, and its text.
+        path: The file that has the rows.
+        first_line: The line number of the first row that was read.
+        described: For each rejected row, its line relative to ``first_line``, the reason, and its
+            text.
     """
     lines = []
     for line, reason, text in sorted(described):
@@ -100,13 +104,13 @@ def format_rejected(
     return lines
 
 
-def refuse_empty(what: str, paths: Sequence[str], rejected: list[bytes]) -> BadInputError:
-    """Return the error of files without a row that can be used.
+def make_no_rows_error(what: str, paths: Sequence[str], rejected: list[bytes]) -> BadInputError:
+    """Return the error for files without any usable row.
 
     Args:
-        what: Names the files' role, such as "table items".
+        what: The role of the files, such as "table items".
         paths: The files.
-        rejected: What :func:`format_rejected` returned of them.
+        rejected: The lines that :func:`format_rejected` returned for them.
     """
     listed = ", ".join(paths)
     if not rejected:

@@ -22,9 +22,9 @@ from nvt_torchrec.formats.vectors import IN_WORKFLOW, link_vectors
 from nvt_torchrec.workflows.stored_table import StoredTable
 from nvt_torchrec.workflows.stored_tables import StoredTables
 
-#: The least share of rows with a key that a table has.
+#: The minimum share of rows whose keys a table must have.
 _MIN_FOUND = 0.01
-#: Bytes of a block that are looked at.
+#: Bytes of a block that are read to check this.
 _SAMPLE_BYTES = 1 << 20
 
 
@@ -38,15 +38,15 @@ def store_tables(
     reject: bool = False,
     report: Callable[[float], object] = lambda rows: None,
 ) -> None:
-    """Store all tables of a spec in the state of a run; those that are there stay.
+    """Store all tables of a spec in the state of a run, except tables that were stored before.
 
     Args:
         spec: The columns.
-        sources: The files of the tables. Of an extension, a table without files stays as it is.
+        sources: The files of the tables. For an extension, a table without files does not change.
         work: The directory of the state.
-        before: Of an extension, the workflow that is extended. Rows of its tables whose keys are
-            not in the files stay.
-        threads: How many pieces of a file are parsed at once.
+        before: For an extension, the workflow that is extended. Rows of its tables whose keys are
+            not in the files are kept.
+        threads: Number of pieces of a file that are parsed at once.
         reject: Whether malformed rows are left out.
         report: Called with the number of rows read since the last call.
 
@@ -82,15 +82,16 @@ def store_tables(
 
 @functools.lru_cache(1)
 def open_stored(work: Path, spec: FeatureSpec) -> StoredTables | None:
-    """Open the tables in the state of a run; None for a spec without."""
+    """Open the tables in the state of a run; None for a spec without tables."""
     return StoredTables(work / TABLES, spec) if spec.joined_tables else None
 
 
 def check_keys(spec: FeatureSpec, work: Path, blocks: list[Block]) -> None:
-    """Check, by the first rows of some blocks, that the log has keys of each table.
+    """Check, by the first rows of the given blocks, that each table has keys of the log.
 
     Raises:
-        SettingsError: It has hardly any: the key is another column, or is written otherwise.
+        SettingsError: A table has hardly any: the spec names the wrong column, or the log and the
+            table write keys differently.
     """
     tables = open_stored(work, spec)
     if tables is None:
@@ -109,19 +110,19 @@ def check_keys(spec: FeatureSpec, work: Path, blocks: list[Block]) -> None:
             kinds = ", ".join(f"{name} as {spec.make_key_read(name).raw}" for name in rule.key)
             raise SettingsError(
                 f"table {rule.name}: it has the keys of {count:,} of {num_rows:,} rows of the log",
-                f"correct the key of the table in the spec; both sides are read alike: {kinds}",
+                f"correct the key of the table in the spec; log and table are read alike: {kinds}",
             )
 
 
 def keep_rejected(spec: FeatureSpec, work: Path, directory: Path) -> None:
-    """Copy the rows of tables that were left out to the other rejected rows."""
+    """Copy the rejected rows of tables to the directory of all rejected rows."""
     for rule in spec.joined_tables:
         file = work / TABLES / rule.name / REJECTED_FILE
         copy_rejected(file, directory / f"{rule.role}.{rule.name}.tsv")
 
 
 def copy_rejected(file: Path, target: Path) -> None:
-    """Copy rows that were left out, with a header; nothing if there are none."""
+    """Copy rejected rows, with a header; do nothing if the file is missing or empty."""
     with contextlib.suppress(FileNotFoundError):
         content = file.read_bytes()
         if content:

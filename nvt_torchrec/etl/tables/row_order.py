@@ -1,4 +1,4 @@
-"""Order the rows of a table by their keys and times."""
+"""Order the rows of a table by key and time."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule
 from nvt_torchrec.workflows.stored_table import StoredTable
-from nvt_torchrec.workflows.table_kernels import find_bucket, shift_to_buckets
+from nvt_torchrec.workflows.table_kernels import choose_buckets, find_bucket
 
-#: About how many rows a bucket has that is sorted at once.
+#: About how many rows a bucket has, which is sorted by insertion.
 _BUCKET_ROWS = 8
-#: Rows of larger buckets, those of keys with many versions, are sorted together: sorting by
-#: insertion takes the square of their number.
+#: Larger buckets, of keys with many versions, are sorted by np.lexsort: the time of an insertion
+#: sort grows with the square of the number of rows.
 _MAX_INSERTED = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class RowKeys:
-    """The keys of some rows of a file of a table.
+    """The keys of rows of a table's file.
 
     Attributes:
         path: The file.
-        lines: int64 [n], the number of each row in the file, as messages count it.
+        lines: int64 [n], the line number of each row in messages.
         keys: int64 [n], the hashes of their keys.
-        starts: int64 [n], from when each is known; 0 without versions.
+        starts: int64 [n], the time from which each version is known; 0 without versions.
     """
 
     path: str
@@ -41,12 +41,12 @@ class RowOrder:
     """The order in which the rows of a table are stored.
 
     Attributes:
-        keys: int64 [rows], rising.
-        starts: int64 [rows], from when each version is known, rising for each key.
-        positions: int64 [rows], the number of each among the rows that were read and, behind them,
-            those of the earlier table.
-        num_read: How many were read, those that were left out included.
-        replaced: int64 [rows], the row of the earlier table in whose place it came; -1 for none.
+        keys: int64 [rows], ascending.
+        starts: int64 [rows], the time from which each version is known, ascending within a key.
+        positions: int64 [rows], the index of each row in the concatenation of the rows that were
+            read and the rows of the earlier table.
+        num_read: Number of rows that were read.
+        replaced: int64 [rows], the position of the earlier row that each row replaces; -1 for none.
     """
 
     keys: np.ndarray
@@ -60,15 +60,15 @@ class RowOrder:
 
 
 def order_rows(rule: TableRule, read: list[RowKeys], earlier: StoredTable | None) -> RowOrder:
-    """Order rows by key and start; leave those of an earlier table out that were read again.
+    """Order rows by key and start; rows that were read replace equal rows of the earlier table.
 
     Args:
         rule: The table.
         read: The keys of the rows that were read.
-        earlier: The table as of the days before; its rows are counted after those that were read.
+        earlier: The table as of the earlier days; None for a run.
 
     Raises:
-        BadInputError: Two rows that were read are alike.
+        BadInputError: Two rows that were read have the same key and start.
     """
     all_keys = [part.keys for part in read]
     all_starts = [part.starts for part in read]
@@ -87,6 +87,7 @@ def order_rows(rule: TableRule, read: list[RowKeys], earlier: StoredTable | None
     starts = starts[order]
     is_repeated = np.zeros(len(order), np.bool_)
     is_repeated[1:] = (keys[1:] == keys[:-1]) & (starts[1:] == starts[:-1])
+    # sort_keys is stable, so a repeated row of the earlier table follows the row that was read.
     read_twice = np.flatnonzero(is_repeated & (order < num_read))
     if len(read_twice):
         first = int(order[read_twice[0] - 1])
@@ -107,21 +108,21 @@ def order_rows(rule: TableRule, read: list[RowKeys], earlier: StoredTable | None
 def _refuse_repeated(
     rule: TableRule, read: list[RowKeys], first: int, second: int
 ) -> BadInputError:
-    """Return the error of two rows that were read and are alike."""
+    """Return the error for two rows that were read and have the same key and start."""
     what = ", ".join(rule.file_key)
     remedy = "keep one row for each key"
     if rule.valid_from:
         what = f"{what} and {rule.valid_from}"
         remedy = "keep one row for each key and time"
     return BadInputError(
-        f"table {rule.name}: {what} of {_describe_position(read, second)} are those of "
-        f"{_describe_position(read, first)}, too",
+        f"table {rule.name}: {_describe_position(read, second)} and "
+        f"{_describe_position(read, first)} have the same {what}",
         remedy,
     )
 
 
 def _describe_position(read: list[RowKeys], row: int) -> str:
-    """Return the file and line of a row, counted over all that were read."""
+    """Return the file and line of a row, given its index among all rows that were read."""
     for part in read:
         if row < len(part.keys):
             return f"{part.path}, line {part.lines[row]}"
@@ -130,10 +131,10 @@ def _describe_position(read: list[RowKeys], row: int) -> str:
 
 
 def sort_keys(keys: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Return the order of rows by key and then by start; rows that are alike stay in their order.
+    """Return the indices that sort rows by key, then start; ties keep their order.
 
-    The same as ``np.lexsort((starts, keys))``, in a third of the time: keys are hashes, and so
-    spread evenly, and the buckets of their highest bits have few rows each.
+    The result equals ``np.lexsort((starts, keys))``, in a third of the time: keys are hashes, and
+    so spread evenly, and buckets by their highest bits have few rows each.
 
     Args:
         keys: int64 [rows].
@@ -142,13 +143,13 @@ def sort_keys(keys: np.ndarray, starts: np.ndarray) -> np.ndarray:
     Returns:
         int64 [rows].
     """
-    num_buckets, shift = shift_to_buckets(len(keys), _BUCKET_ROWS)
+    num_buckets, shift = choose_buckets(len(keys), _BUCKET_ROWS)
     order, ends = _divide_into_buckets(keys, num_buckets, shift)
     _sort_buckets(keys, starts, ends, _MAX_INSERTED, order)
     sizes = np.diff(ends, prepend=0)
     is_large = sizes > _MAX_INSERTED
     if is_large.any():
-        # The buckets are in the order of the keys, so that their rows are sorted at once.
+        # Buckets are in the order of the keys, so the rows of all large ones can be sorted at once.
         in_large = np.repeat(is_large, sizes)
         rows = order[in_large]
         order[in_large] = rows[np.lexsort((starts[rows], keys[rows]))]
@@ -159,16 +160,15 @@ def sort_keys(keys: np.ndarray, starts: np.ndarray) -> np.ndarray:
 def _divide_into_buckets(
     keys: np.ndarray, num_buckets: int, shift: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Divide rows into buckets of keys, in their order.
+    """Divide rows into buckets of keys by a counting sort; within a bucket they keep their order.
 
     Args:
         keys: int64 [rows].
-        num_buckets: How many buckets there are.
+        num_buckets: Number of buckets.
         shift: See :func:`find_bucket`.
 
     Returns:
-        The rows of the first bucket, of the second, …, int64 [rows]; where each bucket ends in
-        them, int64 [buckets].
+        The rows, ordered by bucket, int64 [rows]; the end of each bucket, int64 [buckets].
     """
     next_in_bucket = np.zeros(num_buckets + 1, np.int64)
     for row in range(len(keys)):
@@ -191,9 +191,9 @@ def _sort_buckets(
 
     Args:
         keys, starts: int64 [rows].
-        ends: int64 [buckets], where each bucket ends in ``order``.
-        max_rows: Buckets of more rows are left as they are.
-        order: int64 [rows], in which rows are exchanged.
+        ends: int64 [buckets], the end of each bucket in ``order``.
+        max_rows: Buckets with more rows are not sorted.
+        order: int64 [rows], sorted in place.
     """
     begin = 0
     for bucket in range(len(ends)):

@@ -1,4 +1,4 @@
-"""Find the files beside the log that a spec names: of its tables and of its sources of events."""
+"""Find the files of a spec's tables and sources of events."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
 from nvt_torchrec.formats.feature_spec.source_rules import SourceRule
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule
 
-#: By the name of a table or a source, its files.
+#: The files of each table, source or label, by its name.
 TableSources: TypeAlias = dict[str, list[DayFile]]
-#: In the record of a run: all files; in what describes one of them: the digest of its content.
-TABLES, DIGEST = "tables", "digest"
+#: The key of all files in the record of a run.
+TABLES = "tables"
+#: The key of a content's digest in the description of a file.
+DIGEST = "digest"
 
 
 def parse_paths(given: Iterable[str], flag: str = "--table") -> dict[str, str]:
-    """Return the paths that ``--table NAME=PATH,…``, or another flag, gives, by their names.
+    """Parse ``--table NAME=PATH,…``, or another such flag; return the paths by name.
 
     Raises:
-        SettingsError: There is no name or no path.
+        SettingsError: A name or a path is missing.
     """
     paths = {}
     for pair in given:
@@ -37,17 +39,17 @@ def parse_paths(given: Iterable[str], flag: str = "--table") -> dict[str, str]:
 def find_tables(
     spec: FeatureSpec, input_path: str, paths: Mapping[str, str], *, needed: bool = True
 ) -> TableSources:
-    """Return the files of all tables that are read, and of each source of events.
+    """Return the files of all tables that are read, and of all sources of events.
 
     Args:
         spec: The columns.
-        input_path: The log, in whose directory the paths of the spec are.
-        paths: By the names of tables, the paths that take the place of those of the spec.
-        needed: Whether each of them must be there. Of an extension, one without files stays as it
-            is; one of ``paths`` must be there.
+        input_path: The log; paths in the spec are relative to its directory.
+        paths: By name of a table or source, the path that replaces the path in the spec.
+        needed: Whether all files must exist. An extension may lack them, unless they are in
+            ``paths``; a table without files does not change.
 
     Raises:
-        SettingsError: ``paths`` has one that the spec does not have.
+        SettingsError: ``paths`` has a name that the spec does not have.
         BadInputError: A file is missing or empty.
     """
     rules: list[TableRule | SourceRule] = [*spec.read_tables, *spec.event_sources]
@@ -68,13 +70,13 @@ def find_tables(
 
 
 def check_names(paths: Mapping[str, str], names: Sequence[str], flag: str, role: str) -> None:
-    """Check that a flag gives paths of what the spec has. Raises :class:`SettingsError`.
+    """Check that the names in a flag are names of the spec. Raises :class:`SettingsError`.
 
     Args:
         paths: The paths, by name.
         names: The names of the spec.
         flag: The flag.
-        role: What has these names.
+        role: What the names stand for in errors, such as "table or source".
     """
     for name in paths:
         if name not in names:
@@ -82,42 +84,50 @@ def check_names(paths: Mapping[str, str], names: Sequence[str], flag: str, role:
             raise SettingsError(f"{flag} {name}: the spec has no {role} {name!r}", remedy)
 
 
-def find_again(recorded: Mapping[str, Mapping[str, Any]]) -> TableSources:
-    """Return the files of an interrupted extension, as :func:`describe_sources` has them.
+def find_recorded_files(recorded: Mapping[str, Mapping[str, Any]]) -> TableSources:
+    """Find the files of an interrupted extension again.
+
+    Args:
+        recorded: The files of each table or source, as described by :func:`describe_sources`.
 
     Raises:
-        BadInputError: A file is not there any more.
+        BadInputError: A file does not exist any more.
     """
     found: TableSources = {}
-    for name, files in recorded.items():
-        found[name] = [file for path in files for file in find_table(path)]
+    for name, paths in recorded.items():
+        found[name] = []
+        for path in paths:
+            found[name] += find_table(path)
     return found
 
 
-def all_paths(sources: TableSources) -> set[str]:
+def list_paths(sources: TableSources) -> set[str]:
     """Return the paths of all files."""
-    return {file.path for files in sources.values() for file in files}
+    paths = set()
+    for files in sources.values():
+        paths |= {file.path for file in files}
+    return paths
 
 
 def describe_files(sources: TableSources, what: str) -> dict[str, Any]:
-    """Return what identifies the content of files, for the record of a run; {} without.
+    """Describe files for the record of a run, so that changed content is noticed; {} for no files.
 
     Args:
         sources: The files.
-        what: The name under which the record has them.
+        what: The key of the files in the record.
     """
     if not sources:
         return {}
-    described = {
-        name: {file.path: fingerprint(file) for file in files} for name, files in sources.items()
-    }
+    described = {}
+    for name, files in sources.items():
+        described[name] = {file.path: fingerprint(file) for file in files}
     return {what: described}
 
 
 def describe_sources(sources: TableSources, spec: FeatureSpec) -> dict[str, Any]:
-    """Return what identifies the content of tables and events, see :func:`describe_files`.
+    """Describe the files of tables and sources, see :func:`describe_files`.
 
-    Files of events have a digest as well: an extension takes each of them once.
+    Files of sources also have a digest, because an extension must not take the same file twice.
     """
     described = describe_files(sources, TABLES)
     for rule in spec.event_sources:

@@ -1,7 +1,7 @@
-"""Read the files of a table, and store its rows by their keys.
+"""Read the files of a table, and store its rows by key.
 
-What is stored is described in :mod:`formats.table_files`. A column is read and derived as one of
-the log is; its ids and its transform come later, with the rows of the log that take it.
+:mod:`formats.table_files` describes the stored files. Columns are read and derived like those of
+the log. They are encoded and transformed later, with the rows of the log to which they are joined.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, get_format
 from nvt_torchrec.etl.tables.coded_values import (
-    categorical_arrays,
     concatenate_coded,
     encode_values,
+    make_categorical_arrays,
 )
 from nvt_torchrec.etl.tables.columns_on_disk import ColumnsOnDisk
-from nvt_torchrec.etl.tables.keyed_rows import parse_keyed, refuse_empty
+from nvt_torchrec.etl.tables.keyed_rows import make_no_rows_error, parse_keyed
 from nvt_torchrec.etl.tables.row_order import RowKeys, RowOrder, order_rows
 from nvt_torchrec.etl.tables.table_spec import make_table_spec
 from nvt_torchrec.etl.tables.vector_writer import VectorNumbers, VectorsOnDisk
@@ -47,21 +47,21 @@ from nvt_torchrec.workflows.stored_table import StoredTable
 
 log = logging.getLogger(__name__)
 
-#: Bytes of a file that are parsed at once. Pieces of half the size would leave holes in the memory
-#: of a table with many columns, whose peak then grows with their number.
+#: Bytes of a file that are parsed at once. With pieces of half the size, memory fragments, and the
+#: peak grows with the number of columns of the table.
 _BLOCK_BYTES = 8 << 20
 #: The directory of the columns in the order in which they were read, until they are stored.
 _UNORDERED = "unordered"
-#: Rows of a table that were left out, beside its arrays until the run ends.
+#: The file of rejected rows, alongside the table's arrays until the run ends.
 REJECTED_FILE = "rejected.tsv"
 
 
 @dataclasses.dataclass(frozen=True)
 class TablePiece:
-    """Some rows of a file of a table.
+    """A piece of a table's file.
 
     Attributes:
-        spec: By which the rows were read.
+        spec: The spec by which the rows were read.
         rows: The rows, without malformed ones.
         row_keys: Their keys.
     """
@@ -83,23 +83,23 @@ def store_table(
     reject: bool = False,
     report: Callable[[float], object] = lambda rows: None,
 ) -> None:
-    """Store a table in a directory, unless it is there.
+    """Store a table in a directory, unless the directory exists.
 
     Args:
         rule: The table.
         spec: The columns of the log and of its tables.
-        files: The files of the table; they may be none if there is an earlier one.
+        files: The files of the table; may be empty if ``earlier`` is given.
         directory: The directory.
-        earlier: The table as of the days before: rows stay unless the files have another one of the
-            same key and, with versions, the same time.
-        earlier_vectors: The directory of the vectors that it has, with ``NAME/FIRST`` below it.
-        threads: How many pieces of a file are parsed at once.
+        earlier: The table as of the earlier days. Its rows are kept unless the files have a row
+            with the same key and, with versions, the same time.
+        earlier_vectors: The directory of its vectors, which has ``NAME/FIRST``.
+        threads: Number of pieces of a file that are parsed at once.
         reject: Whether malformed rows are left out.
         report: Called with the number of rows read since the last call.
 
     Raises:
         BadRowError: A row is malformed, or has no key.
-        BadInputError: A file cannot be read, or has a key twice.
+        BadInputError: A file cannot be read, or two rows have the same key and time.
         OutputError: The directory cannot be written.
     """
     if directory.exists():
@@ -123,8 +123,8 @@ def store_table(
                         on_disk.append_dense(column.name, values, missing)
                     else:
                         on_disk.append_categories(column.name, values, missing)
-                for name, of_vector in vectors.items():
-                    of_vector.append(*find_column(piece.rows, piece.spec, name))
+                for name, vectors_on_disk in vectors.items():
+                    vectors_on_disk.append(*find_column(piece.rows, piece.spec, name))
                 read.append(piece.row_keys)
                 rejected += bad
                 report(piece.rows.lines)
@@ -132,7 +132,7 @@ def store_table(
         order = ordered.positions
         if not len(order):
             paths = [file.source for file in files]
-            raise refuse_empty(f"table {rule.name}", paths, rejected)
+            raise make_no_rows_error(f"table {rule.name}", paths, rejected)
         log.info("table %s: %d rows", rule.name, len(order))
         save_array(temporary / KEYS, ordered.keys)
         if rule.valid_from:
@@ -145,8 +145,8 @@ def store_table(
             for kind, array in arrays.items():
                 save_array(temporary / f"{column.name}.{kind}.npy", array)
         for vector in spec.table_vectors(rule.name):
-            of_rows = vectors[vector.name]
-            _store_vectors(vector, ordered, of_rows, temporary, earlier, earlier_vectors)
+            read_vectors = vectors[vector.name]
+            _store_vectors(vector, ordered, read_vectors, temporary, earlier, earlier_vectors)
         shutil.rmtree(temporary / _UNORDERED)
         if rejected:
             (temporary / REJECTED_FILE).write_bytes(b"".join(rejected))
@@ -155,13 +155,13 @@ def store_table(
 def _order_dense(
     column: DenseColumn, on_disk: ColumnsOnDisk, earlier: StoredTable | None, order: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of a dense column, in the order of the table's rows, int64 [rows].
+    """Return the arrays of a dense column, in the order of the table's rows.
 
     Args:
         column: The column.
         on_disk: The values that were read.
         earlier: See :func:`store_table`.
-        order: The position of each row among those that were read and those of the earlier table.
+        order: int64 [rows], see :attr:`.RowOrder.positions`.
     """
     values, missing = on_disk.load_dense(column.name)
     if earlier is not None:
@@ -190,7 +190,7 @@ def _order_categories(
     for more, more_missing in pieces[1:]:
         coded = concatenate_coded(coded, more)
         missing = np.concatenate([missing, more_missing])
-    return categorical_arrays(column, coded.take(order), missing[order])
+    return make_categorical_arrays(column, coded.take(order), missing[order])
 
 
 def _store_vectors(
@@ -206,9 +206,9 @@ def _store_vectors(
     Args:
         vector: The vector.
         order: The rows.
-        read: The vectors of those that were read.
+        read: The vectors of the rows that were read.
         directory: The directory of the table.
-        earlier: See :func:`store_table`; so is ``earlier_vectors``.
+        earlier, earlier_vectors: See :func:`store_table`.
     """
     before = None
     if earlier is not None and earlier_vectors is not None:
@@ -233,7 +233,7 @@ def read_table_file(
         rule: The table.
         spec: The columns of the log and of its tables.
         file: The file.
-        threads: How many pieces are parsed at once.
+        threads: Number of pieces that are parsed at once.
         reject: Whether malformed rows are left out.
         columns: See :func:`.table_spec.make_table_spec`.
     """
@@ -244,7 +244,7 @@ def read_table_file(
         found = parse_keyed(unparsed, file.source, what, rule.file_key, reject=reject)
         starts = np.zeros(len(found.keys), np.int64)
         if found.times is not None:
-            # without a time, a version counts from the beginning
+            # A version without a time counts from the beginning.
             starts = np.where(found.times != NO_TIME, found.times + rule.delay, NO_TIME)
         lines = found.first_line + found.rows.line
         row_keys = RowKeys(file.source, lines, found.keys, starts)
@@ -255,7 +255,7 @@ def read_table_file(
 
 
 def find_column(rows: RawRows, spec: FeatureSpec, name: str) -> tuple[CategoryValues, np.ndarray]:
-    """Return the values [n] of a column of rows, dense ones float64, and where they are missing."""
+    """Return the values [n] of a column, float64 if dense, and the mask of missing ones, bool."""
     if name in spec.dense_names:
         j = spec.dense_names.index(name)
         return rows.dense[j].astype(np.float64), is_missing(rows.dense_missing, j)
@@ -269,17 +269,17 @@ def to_arrays(
     """Return the arrays of a column, by their kinds in :mod:`formats.table_files`."""
     if isinstance(column, DenseColumn):
         return {"missing": missing.astype(np.uint8), "values": np.asarray(values, np.float64)}
-    return categorical_arrays(column, encode_values(values), missing)
+    return make_categorical_arrays(column, encode_values(values), missing)
 
 
 def save_array(file: Path, array: np.ndarray) -> None:
-    """Write an array; the directory is made durable as a whole."""
+    """Write an array without fsync: the caller makes the whole directory durable."""
     with open(file, "wb") as opened:
         np.save(opened, np.ascontiguousarray(array), allow_pickle=False)
 
 
 def concatenate_values(pieces: Sequence[CategoryValues]) -> CategoryValues:
-    """Return the values of pieces, one after the other; texts as large strings."""
+    """Concatenate values; strings become large strings."""
     lists = [piece for piece in pieces if isinstance(piece, Jagged)]
     if lists:
         lengths = np.concatenate([np.diff(piece.offsets) for piece in lists])
@@ -294,7 +294,7 @@ def concatenate_values(pieces: Sequence[CategoryValues]) -> CategoryValues:
 
 
 def take_values(values: CategoryValues, index: np.ndarray) -> CategoryValues:
-    """Return the values at some positions, int64 [n]."""
+    """Return the values at the given indices, int64 [n]."""
     if isinstance(values, Jagged):
         return repeat_lists(values, index)
     if isinstance(values, np.ndarray):

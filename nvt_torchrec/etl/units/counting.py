@@ -75,7 +75,8 @@ def _count_text(values: pa.ChunkedArray) -> Counts:
     import pyarrow.compute as pc  # takes 0.2 s to import, and a log of numbers does not need it
 
     counted = pc.value_counts(values.cast(pa.large_string()))
-    text, counts = counted.field("values"), counted.field("counts")
+    text = counted.field("values")
+    counts = counted.field("counts")
     present = pc.not_equal(text, "")  # an empty string stands for a missing value
     return Counts(text.filter(present), to_numpy(counts.filter(present)))
 

@@ -161,8 +161,8 @@ def find_cuts(counted: Counts, valid: float, test: float) -> tuple[int, int]:
         raise BadInputError(
             f"split by time: rows of one time stay together, so {split} would begin at "
             f"{format_time(first_time)}, the first time, and no row is left for training",
-            "give the times at which valid and test begin as valid_from and test_from, or use a "
-            "column of finer times",
+            "set valid_from and test_from to the times at which valid and test begin, or use a "
+            "column with finer times",
         )
     return valid_from, int(times[test_index])
 

@@ -333,7 +333,7 @@ def open_recorder(work: Path, ahead: int) -> Syncer[list[UnitResult]]:
 
 def read_results(work: Path, units: Iterable[Unit]) -> list[UnitResult]:
     """Read the results of the finished ones among ``units``, in the given order."""
-    records = Journal(work).finished(UnitRecord)
+    records = Journal(work).read_finished(UnitRecord)
     return [records[unit.file].result(unit) for unit in units if unit.file in records]
 
 

@@ -48,7 +48,7 @@ def read_lineage(bundle: Path) -> str:
         read_description,
     )
     from nvt_torchrec.workflows.description import inspect
-    from nvt_torchrec.workflows.inspection import generations_table
+    from nvt_torchrec.workflows.inspection import format_generations
 
     description = read_description(bundle, check=True)
     workflow = inspect(bundle / WORKFLOW)
@@ -66,5 +66,5 @@ def read_lineage(bundle: Path) -> str:
         f"{size / 2**20:.1f} MiB, predicts {', '.join(description.model.labels)}\n"
         f"checkpoint  {checkpoint}\n"
         f"workflow    {workflow.digest[:12]}, generation {workflow.generation}\n"
-        f"{generations_table(workflow)}"
+        f"{format_generations(workflow)}"
     )

@@ -28,7 +28,7 @@ from nvt_torchrec.inference.named_tensors import (
 )
 from nvt_torchrec.inference.predictor import Predictor, name_by_label
 from nvt_torchrec.workflows.compiled.compiled_workflow import EncodedRows
-from nvt_torchrec.workflows.compiled.dense import normalization
+from nvt_torchrec.workflows.compiled.dense import get_normalization
 
 #: The number of rows that are compared.
 _ROWS = 500
@@ -237,7 +237,7 @@ def _find_typical_numbers(
 ) -> dict[str, list[float]]:
     """Return numbers near the mean of the training data, by the column of the log."""
     plan = spec.read_plan(label=False)
-    center, scale = normalization(description.spec, description.statistics)
+    center, scale = get_normalization(description.spec, description.statistics)
     typical: dict[str, list[float]] = {}
     for j, column in enumerate(spec.dense):
         if column.derive:

@@ -94,7 +94,7 @@ def parse_hex(graph: Graph, texts: ir.Value) -> ir.Value:
 
 
 def hash_murmur3(graph: Graph, x: ir.Value) -> ir.Value:
-    """Hash the 8 bytes of int64 values with seed 0, as :func:`base.hashing.murmur3_of_int` does.
+    """Hash the 8 bytes of int64 values with seed 0, as :func:`base.hashing.hash_murmur3_int` does.
 
     MurmurHash3 x86_32 computes with unsigned 32-bit integers, for which ONNX Runtime has few
     operators. So they are held in the lower half of an int64. Products are cut to 32 bits: when one

@@ -9,7 +9,7 @@ from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.models.contract import fold_ids, stack_raw_inputs
 from nvt_torchrec.models.onnx_head import DENSE_VECTORS, OnnxHead
-from nvt_torchrec.workflows.compiled.dense import normalization
+from nvt_torchrec.workflows.compiled.dense import get_normalization
 
 
 class Scores(nn.Module):
@@ -35,7 +35,7 @@ class Scores(nn.Module):
             self.head_inputs = model.head.inputs
 
         self.transforms = [spec.get_transform(column) for column in spec.dense]
-        center, scale = normalization(spec, description.statistics)
+        center, scale = get_normalization(spec, description.statistics)
         self.center = torch.from_numpy(center)
         self.scale = torch.from_numpy(scale)
         self.fill = torch.tensor([float(column.fill) for column in spec.dense], dtype=torch.float64)

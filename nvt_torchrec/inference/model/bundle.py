@@ -40,7 +40,7 @@ from nvt_torchrec.base.errors import (
 )
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
 from nvt_torchrec.base.files.atomic import new_directory
-from nvt_torchrec.base.finite import not_finite
+from nvt_torchrec.base.finite import find_not_finite
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.table_files import list_table_files
 from nvt_torchrec.formats.vectors import select_vectors
@@ -310,7 +310,7 @@ def _check_finite(path: Path, model: ServingModel, *, tables: bool) -> None:
     weights = list_weights(model)
     if not tables:
         del weights["table"]
-    name = not_finite(weights)
+    name = find_not_finite(weights)
     if name:
         raise BadInputError(
             f"{path / WEIGHTS / name}.npy holds values that are not finite: training diverged, and "

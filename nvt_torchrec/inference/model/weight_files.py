@@ -10,7 +10,7 @@ import torch
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.inference.model.scoring import JoinedTable, ServingModel
 from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.models.head import Head, build_without_values
+from nvt_torchrec.models.head import Head, build_uninitialized_head
 from nvt_torchrec.models.onnx_head import OnnxHead
 
 #: The head of a user's own model.
@@ -83,7 +83,7 @@ def load_head(directory: Path, config: ModelConfig, device: torch.device) -> Hea
     """
     if config.own:
         return OnnxHead((directory / HEAD).read_bytes(), config)
-    head = build_without_values(config)
+    head = build_uninitialized_head(config)
     state = {}
     for name, tensor in head.state_dict().items():
         dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype.type

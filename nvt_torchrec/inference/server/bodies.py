@@ -10,7 +10,7 @@ import numpy as np
 from starlette.responses import Response
 
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.base.files.validation import strict_json
+from nvt_torchrec.base.files.validation import parse_strict_json
 from nvt_torchrec.clicklog.in_memory.row_fields import open_rows
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, MissingColumnError
 from nvt_torchrec.formats.feature_spec import FeatureSpec
@@ -117,7 +117,7 @@ def read_json(body: bytearray, limits: ServerSettings) -> Any:
             remedy="send fewer rows in a request, or raise the server's --max_body_mb",
         )
     try:
-        return strict_json(body)
+        return parse_strict_json(body)
     except ValueError as error:
         raise RefusedError(400, f"not JSON: {error}") from None
 

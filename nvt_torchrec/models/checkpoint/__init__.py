@@ -1,1 +1,1 @@
-"""Checkpoints as files: their record, their tensors, and the model in them."""
+"""The files of checkpoints: the record, the tensors, and reading the model."""

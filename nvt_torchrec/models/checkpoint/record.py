@@ -1,6 +1,6 @@
-"""``model.json`` of a checkpoint: what the model is, where it comes from, and which files hold it.
+"""The record of a checkpoint, ``model.json``: the model, its origin, and the files.
 
-This module imports no PyTorch, so programs can ask a checkpoint about itself at once.
+This module does not import PyTorch, so that the record can be read quickly.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from nvt_torchrec.base.command_line import words
+from nvt_torchrec.base.command_line import parse_words
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_sizes, holds_only
 from nvt_torchrec.base.files.atomic import read_json
@@ -32,11 +32,11 @@ class CheckpointRecord:
     """The content of ``model.json``.
 
     Attributes:
-        model: The shape of the model, as :class:`models.config.ModelConfig` writes it.
-        training: What the run records of itself: its settings, steps, days and data.
-        world_size: The number of ranks that wrote it.
+        model: The model, in the form of :meth:`models.config.ModelConfig.to_dict`.
+        training: The run's own record: its settings, steps, days and data.
+        world_size: The number of ranks that wrote the checkpoint.
         versions: The versions of the packages that wrote it.
-        files: Size and BLAKE2b digest of the other files, by name.
+        files: The sizes and BLAKE2b digests of all other files, by name.
     """
 
     model: dict[str, Any]
@@ -51,14 +51,14 @@ class CheckpointRecord:
 
     @classmethod
     def read(cls, path: Path | str) -> CheckpointRecord:
-        """Read the record of a checkpoint, and check that all files are there with the right sizes.
+        """Read the record of a checkpoint, and check that all files exist with the right sizes.
 
-        :func:`models.checkpoint.reading.check_contents` checks what is in them.
+        :func:`models.checkpoint.reading.check_contents` verifies their content.
 
         Raises:
-            BadInputError: There is no checkpoint, a file of it is missing or truncated, or
-                ``model.json`` was changed.
-            SchemaError: It is not a checkpoint of this program, or has another version.
+            BadInputError: The checkpoint does not exist, a file is missing or truncated, or
+                ``model.json`` was modified.
+            SchemaError: The directory is not a checkpoint of this program, or has another version.
         """
         path = Path(path)
         if not path.is_dir():
@@ -74,15 +74,15 @@ class CheckpointRecord:
         for file in (path / TENSORS_FILE, *path.glob("*.distcp")):
             if file.exists() and file.name not in record.files:
                 raise BadInputError(
-                    f"{file}: not of this checkpoint: {MODEL_FILE} does not list it",
-                    "copy it again",
+                    f"{file}: not a file of this checkpoint: {MODEL_FILE} does not list it",
+                    "copy the checkpoint again",
                 )
         return record
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels that the model was trained on; () if it was the main label of the data."""
-        return words(str(self.training["settings"].get("label") or ""))
+        """The labels that the model was trained on; () for the main label of the data."""
+        return parse_words(str(self.training["settings"].get("label") or ""))
 
     def write(self, directory: Path) -> None:
         """Write ``model.json``. Raises OutputError."""
@@ -91,7 +91,7 @@ class CheckpointRecord:
 
 
 def is_checkpoint_alone(path: Path) -> bool:
-    """Return whether a directory holds a checkpoint and nothing else, so that it may be removed."""
+    """Return whether a directory contains only a checkpoint, so that it is safe to delete."""
     try:
         return holds_only(path, [*CheckpointRecord.read(path).files, MODEL_FILE])
     except ClickLogError:
@@ -99,6 +99,9 @@ def is_checkpoint_alone(path: Path) -> bool:
 
 
 def compute_digest(path: Path | str) -> str:
-    """Return the digest that a checkpoint's ``model.json`` holds of itself, and so of all files."""
+    """Return the digest of a checkpoint, which ``model.json`` stores.
+
+    It covers ``model.json``, which contains the digests of all other files.
+    """
     value = read_json(Path(path) / MODEL_FILE, FORMAT.what)
     return str(value.get(FORMAT.digest_key)) if isinstance(value, dict) else ""

@@ -1,11 +1,11 @@
-"""``tensors.json``: where the tensors of a checkpoint lie in its files; and how they are read.
+"""Read the tensors of a checkpoint, whose locations in the files are in ``tensors.json``.
 
 torch.distributed.checkpoint describes its files in ``.metadata``, which is a pickle, and unpickling
-runs the code that a pickle names. So ``tensors.json`` says the same, and ``.metadata`` is left to
-torch's tools.
+may run arbitrary code. So ``tensors.json`` contains the same information, and ``.metadata`` is only
+for torch's tools.
 
 Tensors are read by ``torch.load(weights_only=True)``, whatever the world size and the sharding plan
-that they were written with: a rank reads the chunks that its own parts overlap, each once.
+of the run that wrote them: a rank reads the chunks that overlap with its own parts, each once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.models.checkpoint.record import AGAIN, TENSORS_FILE
 
-#: The types that tensors may have, by the names that ``tensors.json`` has for them.
+#: The dtypes of tensors by their names in ``tensors.json``.
 _DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -39,19 +39,20 @@ _DTYPES = {
     "uint8": torch.uint8,
     "bool": torch.bool,
 }
-#: The names of torch's files. Others may lead out of the checkpoint's directory.
+#: The names of torch's files. Other names might lead out of the checkpoint's directory.
 _FILE_NAME = re.compile(r"__\d+_\d+\.distcp")
 
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """A part of a tensor, and where its bytes are.
+    """A part of a tensor, and the location of its bytes.
 
     Attributes:
         offsets: Its first index in each dimension of the tensor.
         sizes: Its size in each dimension.
-        file: The name of the file that holds it, in the checkpoint's directory.
-        begin, length: Its bytes in the file.
+        file: The name of its file in the checkpoint's directory.
+        begin: The offset of its bytes in the file.
+        length: The number of its bytes.
     """
 
     offsets: tuple[int, ...]
@@ -69,7 +70,13 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a checkpoint: a key of :data:`_DTYPES`, its size, and the parts it is made of."""
+    """A tensor of a checkpoint.
+
+    Attributes:
+        dtype: The name of its dtype.
+        size: Its size in each dimension.
+        chunks: The parts that it consists of.
+    """
 
     dtype: str
     size: tuple[int, ...]
@@ -88,10 +95,10 @@ class StoredTensor:
                 )
             total += numbers
         if total != math.prod(self.size):
-            raise ValueError(f"its parts have {total} numbers, not those of {list(self.size)}")
+            raise ValueError(f"the parts of a tensor {list(self.size)} have {total} numbers")
 
     def _contains(self, chunk: Chunk) -> bool:
-        """Return whether a chunk lies inside of the tensor, in each dimension."""
+        """Return whether a chunk is inside of the tensor in each dimension."""
         if not len(chunk.offsets) == len(chunk.sizes) == len(self.size):
             return False
         for offset, length, size in zip(chunk.offsets, chunk.sizes, self.size, strict=True):
@@ -104,7 +111,7 @@ Tensors = dict[str, StoredTensor]
 
 
 def write_tensors(directory: Path, metadata: Metadata) -> None:
-    """Write ``tensors.json`` for the files that torch has written, which ``metadata`` describes."""
+    """Write ``tensors.json`` for the files that torch has written and ``metadata`` describes."""
     storage: dict[tuple[str, tuple[int, ...]], Any] = {}
     for index, info in metadata.storage_data.items():
         storage[index.fqn, tuple(index.offset or ())] = info
@@ -114,9 +121,9 @@ def write_tensors(directory: Path, metadata: Metadata) -> None:
         chunks = []
         for chunk in tensor.chunks:
             offsets = tuple(chunk.offsets)
+            sizes = tuple(chunk.sizes)
             info = storage[name, offsets]
-            sizes, file = tuple(chunk.sizes), info.relative_path
-            chunks.append(Chunk(offsets, sizes, file, info.offset, info.length))
+            chunks.append(Chunk(offsets, sizes, info.relative_path, info.offset, info.length))
         dtype = str(tensor.properties.dtype).removeprefix("torch.")
         tensors[name] = StoredTensor(dtype, tuple(tensor.size), tuple(chunks))
     content = {name: dataclasses.asdict(tensor) for name, tensor in tensors.items()}
@@ -124,10 +131,10 @@ def write_tensors(directory: Path, metadata: Metadata) -> None:
 
 
 def read_tensors(directory: Path) -> Tensors:
-    """Return the tensors of a checkpoint by name, once :func:`check_locations` has checked them.
+    """Return the tensors of a checkpoint by name, after checking their locations in the files.
 
     Raises:
-        BadInputError: The checkpoint is damaged, or holds other things than tensors.
+        BadInputError: The checkpoint is damaged, or contains something other than tensors.
     """
     file = directory / TENSORS_FILE
     value = read_json(file, "a checkpoint's tensors", AGAIN)
@@ -137,9 +144,10 @@ def read_tensors(directory: Path) -> Tensors:
 
 
 def check_locations(directory: Path, tensors: Tensors) -> None:
-    """Check that each chunk has bytes of its own.
+    """Check that all chunks are in existing files and do not share bytes.
 
-    So the tensors together are no larger than the files, whatever ``tensors.json`` says.
+    So all tensors together are not larger than the files, even if ``tensors.json`` was tampered
+    with.
 
     Raises:
         BadInputError: A file is missing or too short, or two chunks share bytes.
@@ -164,12 +172,12 @@ def check_locations(directory: Path, tensors: Tensors) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """A rectangle of a stored tensor, and the tensor that it is read into.
+    """A rectangular part of a stored tensor, and the tensor to read it into.
 
     Attributes:
-        name: The name of the tensor in the checkpoint.
-        offsets: Its first index in each dimension.
-        target: A tensor of its size.
+        name: The name of the stored tensor.
+        offsets: The first index of the part in each dimension.
+        target: The tensor to read into, which has the size of the part.
     """
 
     name: str
@@ -178,19 +186,19 @@ class Window:
 
 
 def read_windows(path: Path, tensors: Tensors, windows: list[Window]) -> None:
-    """Read windows of a checkpoint's tensors, each chunk of the files once.
+    """Read windows of a checkpoint's tensors. Each chunk of the files is read once.
 
     Raises:
-        BadInputError: The checkpoint is damaged: chunks do not cover a window, or hold other
-            tensors than ``tensors.json`` says.
+        BadInputError: The checkpoint is damaged: the chunks do not cover a window, or a chunk does
+            not have the size in ``tensors.json``.
         OSError, EOFError, RuntimeError, pickle.UnpicklingError: A chunk cannot be read.
     """
     wanted: dict[Chunk, list[Window]] = {}
     for window in windows:
-        # Chunks do not overlap each other: the numbers that they share with the window add up.
+        # Chunks do not overlap, so the sizes of their intersections with the window add up.
         covered = 0
         for chunk in tensors[window.name].chunks:
-            sizes = [end - begin for begin, end in _overlap(chunk, window)]
+            sizes = [end - begin for begin, end in _intersect(chunk, window)]
             if all(size > 0 for size in sizes):
                 wanted.setdefault(chunk, []).append(window)
                 covered += int(np.prod(sizes, dtype=np.int64))
@@ -201,15 +209,16 @@ def read_windows(path: Path, tensors: Tensors, windows: list[Window]) -> None:
     for chunk, overlapping in wanted.items():
         tensor = read_chunk(path, chunk)
         for window in overlapping:
-            source, target = tensor, window.target
-            for dim, (begin, end) in enumerate(_overlap(chunk, window)):
+            source = tensor
+            target = window.target
+            for dim, (begin, end) in enumerate(_intersect(chunk, window)):
                 source = source.narrow(dim, begin - chunk.offsets[dim], end - begin)
                 target = target.narrow(dim, begin - window.offsets[dim], end - begin)
             target.copy_(source)
 
 
 def read_chunk(path: Path, chunk: Chunk) -> torch.Tensor:
-    """Read a part of a tensor into main memory. Raises what :func:`read_windows` raises."""
+    """Read a chunk into main memory. It raises the same errors as :func:`read_windows`."""
     with open(path / chunk.file, "rb") as stream:
         part: Any = _create_file_view(stream, chunk.begin, chunk.length)
         tensor = torch.load(part, map_location="cpu", weights_only=True)
@@ -222,10 +231,10 @@ def read_chunk(path: Path, chunk: Chunk) -> torch.Tensor:
     return tensor
 
 
-def _overlap(chunk: Chunk, window: Window) -> list[tuple[int, int]]:
-    """Return the first and the last common index of a chunk and a window, in each dimension.
+def _intersect(chunk: Chunk, window: Window) -> list[tuple[int, int]]:
+    """Return the common indices [begin, end) of a chunk and a window in each dimension.
 
-    The last one is exclusive; it is not above the first if there is no common index.
+    If they have no index in common, end is not greater than begin.
     """
     overlap = []
     for dim, size in enumerate(window.target.shape):

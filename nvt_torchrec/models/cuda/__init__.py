@@ -1,1 +1,1 @@
-"""Kernels of models on a GPU. Imports nothing of :mod:`models`."""
+"""GPU kernels of models. This package imports nothing else from :mod:`models`."""

@@ -1,12 +1,12 @@
-"""Triton kernels that join the vectors of rows for their interaction, and their gradients.
+"""Triton kernels that join the vectors of rows for an interaction, and compute their gradients.
 
-They have never run on a GPU: their tests use Triton's interpreter, and compile them for one.
+They have never run on a GPU: tests run them in Triton's interpreter and compile them for a GPU.
 :mod:`models.vector_join` compares them with PyTorch's operators before it uses them. Importing
 this module imports Triton.
 
-A program of a kernel handles some rows of one of the vectors, all of whose coordinates lie side by
-side in memory. So it reads and writes whole cache lines, and takes one branch for all its values.
-Triton takes a name for one type in all branches, so pointers of several types have several names.
+A program of a kernel handles several rows of one vector, whose coordinates are contiguous in
+memory. So it reads and writes whole cache lines, and all its values take the same branch. In Triton
+a name must have the same type in all branches, so pointers of different types have different names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-#: The values of a program, at least one row: 32 a thread with Triton's four warps.
+#: The number of values of a program, unless a row has more: 32 per thread with Triton's four warps.
 _VALUES = 4096
 
 
@@ -38,8 +38,19 @@ def _join(
     program_rows: tl.constexpr,
     width: tl.constexpr,
 ):
-    """Write one vector of ``program_rows`` rows to ``joined``; see :class:`_Join`."""
-    # The rows of a large batch have more values than an int32 counts.
+    """Write one vector of ``program_rows`` rows to ``joined``.
+
+    Args:
+        dense, vectors, others, factors: Arguments of :class:`_Join`.
+        joined: Output.
+        rows: The number of rows, B.
+        num_vectors, num_others, num_joined: The numbers of vectors per row.
+        dim: The number of coordinates of a vector, D.
+        has_factors: Whether ``factors`` are given.
+        program_rows: The number of rows of a program.
+        width: ``dim`` rounded up to a power of two.
+    """
+    # A large batch has more values than an int32 can count.
     row = tl.program_id(0).to(tl.int64) * program_rows + tl.arange(0, program_rows)[:, None]
     number = tl.program_id(1)
     coordinate = tl.arange(0, width)[None, :]
@@ -81,7 +92,17 @@ def _split(
     program_rows: tl.constexpr,
     width: tl.constexpr,
 ):
-    """Write the gradient of one vector of ``program_rows`` rows; see :class:`_Join`."""
+    """Write the gradient of one vector of ``program_rows`` rows.
+
+    Args:
+        gradient: The gradient of ``joined``.
+        sum_gradient: The gradient of the sums of the linear term's weights.
+        factors, coordinates: Arguments of :class:`_Join`.
+        dense_gradient, vector_gradient, other_gradient: Output.
+        num_labels: The number of sums per row.
+        rows, num_vectors, num_others, num_joined: As in :func:`_join`.
+        dim, has_factors, program_rows, width: As in :func:`_join`.
+    """
     row = tl.program_id(0).to(tl.int64) * program_rows + tl.arange(0, program_rows)[:, None]
     number = tl.program_id(1)
     coordinate = tl.arange(0, width)[None, :]
@@ -109,12 +130,12 @@ def _split(
 
 
 def join(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute what :func:`models.vector_join.join_by_operators` does, whose arguments these are."""
+    """Join vectors, with the arguments and results of `models.vector_join.join_by_operators`."""
     return _Join.apply(*inputs)
 
 
 class _Join(torch.autograd.Function):
-    """Join vectors; the arguments are those of :func:`models.vector_join.join_by_operators`."""
+    """Joins vectors, with the arguments of :func:`models.vector_join.join_by_operators`."""
 
     @staticmethod
     def forward(
@@ -138,8 +159,9 @@ class _Join(torch.autograd.Function):
             "dim": dim,
             "has_factors": factors is not None,
         }
-        dense, vectors = dense.contiguous(), vectors.contiguous()
-        # A kernel does not read what there is not, but takes a pointer.
+        dense = dense.contiguous()
+        vectors = vectors.contiguous()
+        # A kernel needs a pointer even for an absent tensor, which it does not read.
         others_or_any = vectors if others is None else others.contiguous()
         factors_or_any = vectors if factors is None else factors
         grid, shape = _divide(rows, num_joined, dim)
@@ -157,9 +179,12 @@ class _Join(torch.autograd.Function):
         ctx: Any, gradient: torch.Tensor, sum_gradient: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
         factors, coordinates = ctx.saved_tensors
-        sizes, (dense_dtype, vector_dtype, other_dtype) = ctx.sizes, ctx.dtypes
-        rows, dim = len(gradient), sizes["dim"]
-        num_vectors, num_others = sizes["num_vectors"], sizes["num_others"]
+        sizes = ctx.sizes
+        dense_dtype, vector_dtype, other_dtype = ctx.dtypes
+        rows = len(gradient)
+        dim = sizes["dim"]
+        num_vectors = sizes["num_vectors"]
+        num_others = sizes["num_others"]
         dense_gradient = gradient.new_empty((rows, dim), dtype=dense_dtype)
         vector_gradient = gradient.new_empty((rows, num_vectors, dim), dtype=vector_dtype)
         other_gradient = None
@@ -183,8 +208,8 @@ class _Join(torch.autograd.Function):
 
 
 def _divide(rows: int, count: int, dim: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """Return the grid of a kernel for ``count`` vectors of each row, and a program's shape."""
+    """Return the grid of a kernel for ``count`` vectors per row, and the shape of a program."""
     width = triton.next_power_of_2(dim)
-    rows_of_program = max(1, _VALUES // width)
-    grid = triton.cdiv(rows, rows_of_program), count
-    return grid, {"program_rows": rows_of_program, "width": width}
+    rows_per_program = max(1, _VALUES // width)
+    grid = triton.cdiv(rows, rows_per_program), count
+    return grid, {"program_rows": rows_per_program, "width": width}

@@ -136,7 +136,7 @@ class FlatBlock(LoaderBlock):
     ids: torch.Tensor
     dense_vectors: torch.Tensor | None = None
 
-    def batches(self, steps: slice, make_batch: BatchFactory) -> Iterator[LoaderBatch]:
+    def iterate_batches(self, steps: slice, make_batch: BatchFactory) -> Iterator[LoaderBatch]:
         """Yield the batches of a slice of the block's steps."""
         ids = self.ids.view(self.ids.shape[0], self.ids.shape[1] * self.ids.shape[2])
         parts: list[Iterable[Any]] = [self.labels[steps], self.dense[steps], ids[steps]]
@@ -168,7 +168,7 @@ class JaggedBlock(LoaderBlock):
     bounds: Sequence[int]
     dense_vectors: torch.Tensor | None = None
 
-    def batches(self, steps: slice, make_batch: BatchFactory) -> Iterator[LoaderBatch]:
+    def iterate_batches(self, steps: slice, make_batch: BatchFactory) -> Iterator[LoaderBatch]:
         """Yield the batches of a slice of the block's steps."""
         size = self.labels.shape[1]
         columns = self.lengths.shape[1] // size if size else 0
@@ -239,8 +239,7 @@ def make_empty_block(dataset: Dataset, steps: int, device: torch.device) -> Flat
 
 
 def count_float_columns(schema: TableSchema) -> tuple[int, int, int]:
-    """Return the number of labels, of optional columns (weight, log-Q correction) and of dense
-    columns."""
+    """Return the numbers of labels, optional columns (weight, log-Q correction), dense columns."""
     optional = bool(schema.weight) + bool(schema.log_q_correction)
     return len(schema.labels), optional, len(schema.dense)
 
@@ -301,7 +300,7 @@ class BatchFactory:
         size = labels.shape[0]
         if size not in self._samples:
             self._samples[size] = make_untraced(
-                KeyedJaggedTensor, self._keys, ids.new_empty(0), **self._constants(size)
+                KeyedJaggedTensor, self._keys, ids.new_empty(0), **self._make_constants(size)
             )
         # Copy a sample and replace the values: the constructor takes as long as 50 rows of a batch.
         sparse = KeyedJaggedTensor.__new__(KeyedJaggedTensor)
@@ -333,7 +332,7 @@ class BatchFactory:
         )
         return LoaderBatch(dense, sparse, labels, row_weights, dense_vectors, log_q_correction)
 
-    def _constants(self, size: int) -> dict:
+    def _make_constants(self, size: int) -> dict:
         """Return the arguments of a KeyedJaggedTensor of ``size`` rows with one id per key."""
         keys = len(self._keys)
 

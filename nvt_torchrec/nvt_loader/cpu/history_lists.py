@@ -113,7 +113,7 @@ def add_events(
         bounds = np.linspace(begin, end, num_parts + 1).astype(int).tolist()
         for first, last in itertools.pairwise(bounds):
             part = slice(first, last)
-            expanded = _expand(
+            expanded = _expand_pointers(
                 dataset, block, part, pointers[:, part], lengths[:, part], allocate_tensors
             )
             yield slice(0, last - first), expanded
@@ -146,7 +146,7 @@ def _read_pointers(
     return pointers, np.repeat(lengths, [len(store.sizes) for store in dataset.stores], axis=0)
 
 
-def _expand(
+def _expand_pointers(
     dataset: Dataset,
     block: FlatBlock | JaggedBlock,
     steps: slice,

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import to_arrow, to_numpy
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.base.parquet.footer import Footer, columns_of_leaves
+from nvt_torchrec.base.parquet.footer import Footer, list_leaf_columns
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
 #: The bits of infinity as a float32. Without the sign bit, the bits of NaN are larger. So a
@@ -73,7 +73,7 @@ class Checker:
         if schema is not None and schema.equals(footer.schema):
             return leaves
         leaves = {}
-        names_of_leaves = columns_of_leaves(footer.schema)
+        names_of_leaves = list_leaf_columns(footer.schema)
         for number, name in enumerate(self._dataset.schema.columns):
             plain = pa.field(name, pa.from_numpy_dtype(self.find_dtype(number)), nullable=False)
             if footer.schema.field(name) == plain and number not in self._lists:

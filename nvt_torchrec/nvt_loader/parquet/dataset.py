@@ -195,7 +195,7 @@ def read_dataset(
                 f"data of type {type(data).__name__} without a schema",
                 "give schema=TableSchema(labels, dense, categorical, table_sizes)",
             )
-        schema = parquet_files.read_schema_beside(paths[0])
+        schema = parquet_files.read_directory_schema(paths[0])
     if table_sizes is not None:
         schema = dataclasses.replace(schema, table_sizes=tuple(table_sizes))
     if not max_events:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from nvt_torchrec.base.arrays import is_list
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.remote import RemoteFile, find_filesystem, open_file
-from nvt_torchrec.base.files.validation import strict_json
+from nvt_torchrec.base.files.validation import parse_strict_json
 from nvt_torchrec.base.parquet.footer import Footer, read_footer
 from nvt_torchrec.formats.day_names import make_natural_key
 from nvt_torchrec.formats.etl_output import find_part
@@ -245,8 +245,8 @@ def _suggest_split(directory: Path) -> str:
     )
 
 
-def read_schema_beside(file: Path | RemoteFile) -> TableSchema:
-    """Read ``.merlin/schema.json`` in a file's directory.
+def read_directory_schema(file: Path | RemoteFile) -> TableSchema:
+    """Read ``.merlin/schema.json`` in the directory of a file.
 
     Raises:
         BadInputError: The schema is missing or malformed.
@@ -258,7 +258,7 @@ def read_schema_beside(file: Path | RemoteFile) -> TableSchema:
     path = RemoteFile(file.filesystem, f"{directory}/{SCHEMA_FILE}")
     try:
         with open_file(path) as opened:
-            return TableSchema.from_dict(strict_json(opened.read()), str(path))
+            return TableSchema.from_dict(parse_strict_json(opened.read()), str(path))
     except (OSError, AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
         raise BadInputError(
             f"{path}: not a schema of Merlin: {error!r}",

@@ -14,7 +14,7 @@ import numpy as np
 from numba import types
 
 from nvt_torchrec.base.kernels import compiled, pointer
-from nvt_torchrec.base.parquet.footer import varint
+from nvt_torchrec.base.parquet.footer import read_varint
 from nvt_torchrec.nvt_loader.parquet import pages as headers
 from nvt_torchrec.nvt_loader.parquet.parquet_kernels import copy_rows, find_largest
 
@@ -34,7 +34,7 @@ _INDICES_AT_ONCE = 2048
 #: - run, packed: the number of values left in the run of indices, and whether the run is packed;
 #: - state: in a packed run, the number of bits already read; otherwise the repeated index;
 #: - words, entries: the address of the dictionary, and the number of its values.
-CURSOR = headers.int64_record("page left next end bits run packed state words entries")
+CURSOR = headers.make_record_dtype("page left next end bits run packed state words entries")
 
 #: The state of the reading loops: cursors, pages, the first page of each chunk, chunks.
 _STATE = types.Tuple(
@@ -63,7 +63,7 @@ def _begin_run(cursor):
     memory = numba.carray(pointer(cursor.next), (size,), np.uint8)
     # The lowest bit of the header says whether the run is packed. The other bits are the number of
     # its values, counted in groups of eight if it is packed.
-    header, offset = varint(memory, np.int64(0), size)
+    header, offset = read_varint(memory, np.int64(0), size)
     if offset < 0 or header >= np.uint64(1 << 32):
         return False
     cursor.run = np.int64(header >> np.uint64(1))

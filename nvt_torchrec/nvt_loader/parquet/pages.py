@@ -13,21 +13,21 @@ import numpy as np
 from numba import types
 
 from nvt_torchrec.base.kernels import compiled, pointer
-from nvt_torchrec.base.parquet.footer import MISSING, read_structs, structs_path
+from nvt_torchrec.base.parquet.footer import MISSING, join_path, read_structs
 
 
-def int64_record(names: str) -> np.dtype:
+def make_record_dtype(names: str) -> np.dtype:
     """Return the dtype of records of int64 fields, whose names are separated by spaces."""
     return np.dtype([(name, np.int64) for name in names.split()])
 
 
 #: A column chunk in memory: its address and its size in bytes; the number of its values; and 1 if
 #: they are floats that may be negative, else 0.
-CHUNK = int64_record("address size values signed")
+CHUNK = make_record_dtype("address size values signed")
 CHUNKS = numba.from_dtype(CHUNK)[::1]
 #: A page: its kind; the address and number of the bytes after its header; the number and the
 #: encoding of its values; the CRC-32 of the bytes, or -1 if the header has none.
-PAGE = int64_record("kind body bytes count encoding checksum")
+PAGE = make_record_dtype("kind body bytes count encoding checksum")
 PAGES = numba.from_dtype(PAGE)[::1]
 
 #: Kinds of pages, by parquet.thrift.
@@ -50,7 +50,7 @@ _FIELDS = (
     (7, 1),  # number of values of a dictionary page
     (7, 2),  # their encoding
 )
-_HEADER = np.array([structs_path(*fields) for fields in _FIELDS])
+_HEADER = np.array([join_path(*fields) for fields in _FIELDS])
 
 
 @compiled(types.int64(PAGES, types.int64[::1], CHUNKS))

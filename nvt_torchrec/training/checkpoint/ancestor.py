@@ -1,8 +1,8 @@
-"""The checkpoint of an earlier generation that a run continues from, ``--continue_from``.
+"""The ancestor of a run: the checkpoint that it continues from (``--continue_from``).
 
-The data of that checkpoint were made by the workflow of the run's data, or by one of the
-generations before it. The run's own checkpoints record it, so that a restarted run goes on with the
-same days even if the checkpoint is gone by then.
+The ancestor's data were made by the workflow of the run's data, or by an earlier generation of it.
+The run's own checkpoints record the ancestor, so that a restarted run continues with the same days
+even if the ancestor has been deleted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nvt_torchrec.models.checkpoint.record import (
     compute_digest,
     is_checkpoint_alone,
 )
-from nvt_torchrec.models.config import ModelConfig, differences
+from nvt_torchrec.models.config import ModelConfig, describe_differences
 from nvt_torchrec.training.checkpoint.directories import (
     list_checkpoints,
     newest_record,
@@ -38,7 +38,7 @@ from nvt_torchrec.training.checkpoint.restoring import (
     grow_tables,
     load_state,
 )
-from nvt_torchrec.training.checkpoint.resume import check_model, data_origin, merge_origins
+from nvt_torchrec.training.checkpoint.resume import check_model, describe_origin, merge_origins
 from nvt_torchrec.training.launch.distributed import Group, broadcast_object
 from nvt_torchrec.training.launch.run_state import RunState
 from nvt_torchrec.training.settings.train_settings import (
@@ -51,8 +51,8 @@ from nvt_torchrec.training.settings.train_settings import (
 
 log = logging.getLogger(__name__)
 
-#: Settings in which two runs may differ and still be the same run.
-_ANY_VALUE = ("size", "resume", "keep", "log_path", "json")
+#: Settings that do not affect whether two runs are the same run.
+_IGNORED = ("size", "resume", "keep", "log_path", "json")
 #: Settings that a run chooses by itself if they are None.
 _CHOSEN = (
     *MODEL_SIZES,
@@ -74,16 +74,16 @@ _CHOSEN = (
 
 @dataclasses.dataclass(frozen=True)
 class Ancestor:
-    """What a run records of the checkpoint that it continues from.
+    """The checkpoint that a run continues from, as the run records it.
 
     Attributes:
         checkpoint: The path of the checkpoint.
-        digest: The digest of its ``model.json``, which holds those of all its files.
-        optimizer_steps: The steps of the optimizer until then, over all runs.
-        epochs: The passes of the last of these runs over its days.
-        workflow_digest: The workflow of its data; None if it is unknown.
+        digest: The digest of its ``model.json``, which contains the digests of its other files.
+        optimizer_steps: The number of optimizer steps up to the checkpoint, over all runs.
+        epochs: The number of passes of the checkpoint's run over its days.
+        workflow_digest: The digest of the workflow of its data; None if it is unknown.
         generation: The generation of that workflow; None if it is unknown.
-        days: The days that it has been trained on; None if they are unknown.
+        days: The days that the checkpoint has been trained on; None if they are unknown.
     """
 
     checkpoint: str
@@ -98,13 +98,13 @@ class Ancestor:
 def agree_on_ancestor(settings: TrainSettings, group: Group) -> Ancestor | None:
     """Return the checkpoint that a run continues from, the same on all ranks (collective).
 
-    If the run has checkpoints of its own, it continues from them, and from the ancestor that they
-    name. Without ``--continue_from`` or such checkpoints there is none.
+    If the run already has checkpoints, it is the ancestor that they record. Otherwise it is the
+    checkpoint of ``--continue_from``, or None without the flag.
 
     Raises:
-        BadInputError: There is no such checkpoint, or it is damaged.
-        SchemaError: It is of another program or version.
-        SettingsError: The run so far continued from another checkpoint, or from none.
+        BadInputError: The checkpoint is missing or damaged.
+        SchemaError: Another program or version wrote it.
+        SettingsError: The run's own checkpoints record another ancestor, or none.
     """
     checkpoints = list_checkpoints(settings.checkpoint_dir) if settings.checkpoint_dir else []
     path = Path(settings.continue_from or "")
@@ -114,7 +114,7 @@ def agree_on_ancestor(settings: TrainSettings, group: Group) -> Ancestor | None:
 
 
 def _find_ancestor(settings: TrainSettings, checkpoints: list[Path]) -> Ancestor | None:
-    """Return the checkpoint that a run continues from; see :func:`agree_on_ancestor`.
+    """Return the checkpoint that a run continues from, for :func:`agree_on_ancestor`.
 
     Args:
         settings: The settings of the run.
@@ -126,28 +126,29 @@ def _find_ancestor(settings: TrainSettings, checkpoints: list[Path]) -> Ancestor
         return _describe(resolve(given)) if given else None
     path, record = newest
     recorded = find_ancestor(path, record.training)
-    if given is None or (recorded and _may_be(given.absolute(), recorded)):
+    if given is None or (recorded and _may_be_ancestor(given.absolute(), recorded)):
         return recorded
-    began = f"continued from {recorded.checkpoint}" if recorded else "began from scratch"
+    start = f"continued from {recorded.checkpoint}" if recorded else "started from scratch"
     raise SettingsError(
-        f"{path.parent}: holds a run that {began}, not from {given}",
-        "give each run a --checkpoint_dir of its own, or leave --continue_from out",
+        f"{path.parent}: holds a run that {start}, not from {given}",
+        "give each run its own --checkpoint_dir, or leave --continue_from out",
     )
 
 
-def _may_be(given: Path, before: Ancestor) -> bool:
-    """Return whether a path names a recorded checkpoint; True if there is none any more."""
-    recorded = Path(before.checkpoint)
+def _may_be_ancestor(given: Path, ancestor: Ancestor) -> bool:
+    """Return whether a path may name a recorded ancestor; True if the checkpoint is gone."""
+    recorded = Path(ancestor.checkpoint)
     try:
-        # A directory of checkpoints may have newer ones by now: the recorded one is compared.
-        now = _describe(recorded if given == recorded.parent else resolve(given))
+        # If a directory of checkpoints is given, it may hold newer ones by now. The one that was
+        # recorded counts.
+        current = _describe(recorded if given == recorded.parent else resolve(given))
     except BadInputError:
         return True
-    return now.digest == before.digest
+    return current.digest == ancestor.digest
 
 
 def find_ancestor(path: Path, training: dict[str, Any]) -> Ancestor | None:
-    """Return the checkpoint that the run of a training record continued from, if any.
+    """Return the ancestor in the training record of the checkpoint at ``path``, if any.
 
     Raises:
         BadInputError: The record is damaged.
@@ -156,64 +157,64 @@ def find_ancestor(path: Path, training: dict[str, Any]) -> Ancestor | None:
     return None if value is None else parse(Ancestor, value, path / MODEL_FILE, AGAIN)
 
 
-def finished_run(settings: TrainSettings) -> dict[str, Any] | None:
+def read_finished_run(settings: TrainSettings) -> dict[str, Any] | None:
     """Return the training record of ``--save_checkpoint_path`` if the same run has written it.
 
-    None if there is no checkpoint, or one of other data or other settings.
+    Returns:
+        The record; None if there is no checkpoint, or it has other data or other settings.
     """
     path = Path(settings.save_checkpoint_path or "")
     if settings.mode != "train" or not (path / MODEL_FILE).is_file():
         return None
     training = CheckpointRecord.read(path).training
-    before = find_ancestor(path, training)
-    then = training["settings"]
-    now: dict[str, Any] = {}
-    # Through JSON and back, as the settings in the record: tuples become lists.
+    ancestor = find_ancestor(path, training)
+    saved = training["settings"]
+    current: dict[str, Any] = {}
+    # The round trip through JSON turns tuples into lists, as in the record.
     for name, value in json.loads(json.dumps(settings.to_dict())).items():
-        if name in _ANY_VALUE:
+        if name in _IGNORED:
             continue
-        now[name] = then.get(name) if value is None and name in _CHOSEN else value
-    if differences(then, now):
+        current[name] = saved.get(name) if value is None and name in _CHOSEN else value
+    if describe_differences(saved, current):
         return None
-    if before and not _may_be(Path(now["continue_from"] or "").absolute(), before):
-        return None  # the checkpoint that it continues from was trained again
+    given = Path(current["continue_from"] or "").absolute()
+    if ancestor and not _may_be_ancestor(given, ancestor):
+        return None  # the ancestor was trained again
     with contextlib.suppress(SchemaError):
-        merge_origins(path, training, data_origin(settings))
+        merge_origins(path, training, describe_origin(settings))
         return training
     return None
 
 
 def remove_older(path: Path, keep: int) -> None:
-    """Remove the checkpoints that a checkpoint continues from, except the newest.
+    """Remove the older checkpoints in the chain of ancestors of a checkpoint.
 
-    Only checkpoints beside it are removed whose digest is the one that the next of them records.
+    Only checkpoints in the same directory are removed, and only if they still have the digest that
+    their successor records.
 
     Args:
         path: The checkpoint.
-        keep: How many are kept, with the checkpoint itself.
+        keep: The number of checkpoints to keep, including the checkpoint itself.
     """
     chain = [path.absolute()]
     with contextlib.suppress(ClickLogError):  # a damaged checkpoint ends the chain
         while True:
-            before = find_ancestor(chain[-1], CheckpointRecord.read(chain[-1]).training)
-            if before is None:
+            ancestor = find_ancestor(chain[-1], CheckpointRecord.read(chain[-1]).training)
+            if ancestor is None:
                 break
-            older = Path(before.checkpoint)
-            is_beside = older.parent == chain[0].parent
-            if (
-                not is_beside
-                or compute_digest(older) != before.digest
-                or not is_checkpoint_alone(older)
-            ):
+            older = Path(ancestor.checkpoint)
+            if older.parent != chain[0].parent:
+                break
+            if compute_digest(older) != ancestor.digest or not is_checkpoint_alone(older):
                 break
             chain.append(older)
     for older in chain[keep:]:
         remove(older)
-        log.info("removed %s, which --keep %d leaves out", older, keep)
+        log.info("removed %s (--keep %d)", older, keep)
 
 
-def earlier_days(ancestor: Ancestor | None, settings: TrainSettings) -> list[int] | None:
-    """Return the days that a run's weights have seen before it begins; None if they are unknown."""
+def list_earlier_days(ancestor: Ancestor | None, settings: TrainSettings) -> list[int] | None:
+    """Return the days that a run's initial weights were trained on; None if they are unknown."""
     if ancestor:
         return ancestor.days
     if settings.load_checkpoint_path:
@@ -222,7 +223,7 @@ def earlier_days(ancestor: Ancestor | None, settings: TrainSettings) -> list[int
 
 
 def _describe(path: Path) -> Ancestor:
-    """Return what a run records of a checkpoint. Raises BadInputError, SchemaError."""
+    """Return the checkpoint at ``path`` as an ancestor; raise BadInputError or SchemaError."""
     training = CheckpointRecord.read(path).training
     content: dict[str, Any] = {}
     for field in dataclasses.fields(Ancestor):
@@ -236,37 +237,39 @@ def _describe(path: Path) -> Ancestor:
 def read_growth(
     ancestor: Ancestor, settings: TrainSettings, config: ModelConfig
 ) -> dict[str, GrownTable]:
-    """Return how each table of a run follows from that of the checkpoint it continues from.
+    """Return how the ancestor's tables grow into those of a run, by table.
 
     Args:
-        ancestor: The checkpoint.
+        ancestor: The checkpoint that the run continues from.
         settings: The settings of the run.
         config: The run's model.
 
     Raises:
-        SchemaError: The checkpoint is of another line of descent or of another model.
+        SchemaError: The checkpoint's workflow is not an earlier generation of the run's, or it has
+            another model.
         SettingsError: It was trained with another optimizer.
         BadInputError: The checkpoint or the workflow is missing or damaged.
     """
     path = Path(ancestor.checkpoint)
     record = CheckpointRecord.read(path)
-    then = ModelConfig.from_dict(record.model)
-    # Tables may have grown: all else of the model must be the same.
-    now = config
-    if then.categorical == config.categorical:
-        now = dataclasses.replace(config, num_embeddings=then.num_embeddings)
-    check_model(f"--continue_from {path}", then, now)
+    old_model = ModelConfig.from_dict(record.model)
+    # Tables may have grown; everything else in the model must be the same.
+    new_model = config
+    if old_model.categorical == config.categorical:
+        new_model = dataclasses.replace(config, num_embeddings=old_model.num_embeddings)
+    check_model(f"--continue_from {path}", old_model, new_model)
     optimizer = table_optimizer(record.training["settings"])
     if settings.mode == "train" and optimizer != settings.table_optimizer:
         raise SettingsError(
-            f"--continue_from {path}: optimizer was {optimizer}, is {settings.table_optimizer}",
+            f"--continue_from {path}: trained with optimizer {optimizer}, but this run has "
+            f"{settings.table_optimizer}",
             f"give --optimizer {optimizer}, or train from scratch without --continue_from",
         )
     workflow = EtlOutput.from_splits(settings.binary_path).workflow
     if ancestor.workflow_digest is None:
         raise SchemaError(
             f"--continue_from {path}: does not name the workflow of its data",
-            "train from scratch, on data that lie beside their workflow as the ETL writes them",
+            "train from scratch, on data that are next to their workflow, as the ETL writes them",
         )
     description = WorkflowDescription.read(workflow)
     generation = description.ancestor(ancestor.workflow_digest)
@@ -274,39 +277,40 @@ def read_growth(
         number = "" if ancestor.generation is None else f" (generation {ancestor.generation})"
         raise SchemaError(
             f"--continue_from {path}: trained on data of workflow "
-            f"{ancestor.workflow_digest:.12}…{number}, which is none of the generations 0 to "
+            f"{ancestor.workflow_digest:.12}…{number}, which is not one of the generations 0 to "
             f"{description.generation} of {workflow} (workflow {description.digest:.12}…)",
             "continue from a checkpoint of an earlier generation of these data, or train from "
             "scratch without --continue_from",
         )
-    return grow_tables(then, config, generation, description)
+    return grow_tables(old_model, config, generation, description)
 
 
 def load_ancestor(ancestor: Ancestor, settings: TrainSettings, run: RunState) -> int:
-    """Load the weights and, to train, the optimizer state that a run starts from (collective).
+    """Load the weights and, for training, the optimizer state of an ancestor (collective).
 
     Args:
-        ancestor: The checkpoint.
+        ancestor: The checkpoint that the run continues from.
         settings: The settings of the run.
         run: The run, before its first step.
 
     Returns:
-        The number of rows of all tables that are new.
+        The number of new rows in all tables.
 
     Raises:
-        BadInputError, SchemaError, SettingsError: As :func:`read_growth`, and for a checkpoint
-            that is damaged or holds values that are not finite.
+        BadInputError, SchemaError, SettingsError: As for :func:`read_growth`, or if the checkpoint
+            is damaged or holds values that are not finite.
     """
-    path, group = Path(ancestor.checkpoint), run.group
+    path = Path(ancestor.checkpoint)
+    group = run.group
     tables = call_on_all_ranks(group, path, read_growth, ancestor, settings, run.config)
     load_state(path, run if settings.mode == "train" else run.weights_alone(), tables)
     new_rows = sum(table.rows - table.kept for table in tables.values())
     if group.rank == 0:
-        log.info("continues from %s: %s new rows", path, f"{new_rows:,}")
+        log.info("continuing from %s: %s new table rows", path, f"{new_rows:,}")
         if settings.days == "new" and ancestor.epochs < 1:
             log.warning(
-                "%s was written after %.0f %% of the first epoch: --days new leaves out the rest "
-                "of its days\n  -> list the days to train on them again",
+                "%s was written after %.0f %% of the first epoch: --days new skips the rest of its "
+                "days\n  -> list the days to train on them again",
                 path,
                 100 * ancestor.epochs,
             )

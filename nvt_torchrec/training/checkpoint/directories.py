@@ -1,8 +1,9 @@
-"""The directories of checkpoints: list them, rename and remove them, and lock out other runs.
+"""The directories of checkpoints: list, rename and remove checkpoints, and lock out other runs.
 
 A run's ``--checkpoint_dir`` holds ``step_00001000``, ``step_00002000`` …, each a checkpoint of
-:mod:`training.checkpoint.saving`, and ``latest``, the name of the newest. A run that resumes from
-an older checkpoint renames newer ones, which it could not use, to ``step_00002000.unusable``.
+:mod:`training.checkpoint.saving`, and ``latest``, a file with the name of the newest one. A run
+that cannot use the newest checkpoints renames them, for example to ``step_00002000.unusable``, and
+resumes from an older one.
 """
 
 from __future__ import annotations
@@ -27,40 +28,40 @@ log = logging.getLogger(__name__)
 
 LATEST_FILE = "latest"
 _STEP_NAME = re.compile(r"step_(\d{8,})")
-#: Seconds that a restarted job waits for a lock of its last start. A file server frees the locks of
-#: a machine that is gone when their lease ends: NFS after 90 s.
+#: How long, in seconds, a restarted job waits for a lock that its previous start held. A file
+#: server only frees the locks of a lost machine when their lease ends: NFS after 90 s.
 _LEASE_SECONDS = 120.0
 
 
 def list_checkpoints(directory: Path | str) -> list[Path]:
-    """Return the checkpoints in a run's directory, whole or not, oldest first."""
+    """Return the checkpoints in a run's directory, complete or not, oldest first."""
     paths = [path for path in Path(directory).glob("step_*") if _STEP_NAME.fullmatch(path.name)]
     return sorted(paths, key=lambda path: int(path.name.removeprefix("step_")))
 
 
-def list_whole(directory: Path | str) -> list[Path]:
-    """Return the whole checkpoints in a run's directory, oldest first."""
+def list_complete(directory: Path | str) -> list[Path]:
+    """Return the complete checkpoints in a run's directory, oldest first."""
     return [path for path in list_checkpoints(directory) if (path / MODEL_FILE).is_file()]
 
 
 def newest_record(checkpoints: list[Path]) -> tuple[Path, CheckpointRecord] | None:
-    """Return the newest of a run's checkpoints that can be read, and its record."""
+    """Return the newest readable checkpoint of a list, and its record; None if none is readable."""
     for path in reversed(checkpoints):
-        # One that cannot be read is passed over here; reading the state reports it.
+        # Unreadable checkpoints are skipped silently; resume_from reports them.
         with contextlib.suppress(ClickLogError):
             return path, CheckpointRecord.read(path)
     return None
 
 
 def resolve(path: Path) -> Path:
-    """Return the checkpoint at a path, or the newest one if it is a run's directory of them.
+    """Return ``path`` if it is a checkpoint, or the newest checkpoint in the directory.
 
     Raises:
-        BadInputError: There is none.
+        BadInputError: ``path`` neither is nor holds a checkpoint.
     """
     if (path / MODEL_FILE).is_file():
         return path
-    checkpoints = list_whole(path)
+    checkpoints = list_complete(path)
     if checkpoints:
         return checkpoints[-1]
     raise BadInputError(
@@ -71,7 +72,7 @@ def resolve(path: Path) -> Path:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a checkpoint that cannot be used, so that no run reads it, and return its new path.
+    """Rename an unusable checkpoint, so that no run reads it, and return its new path.
 
     Raises:
         OutputError: It cannot be renamed.
@@ -80,16 +81,20 @@ def set_aside(path: Path) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint. Raises OutputError.
+    """Remove a checkpoint.
 
-    It is renamed first, so that a run that is killed meanwhile leaves no part of it by its name.
+    It is renamed first, so that a process that is killed in between does not leave an incomplete
+    checkpoint under its name.
+
+    Raises:
+        OutputError: It cannot be renamed.
     """
     renamed = _rename(path, f".{path.name}.old{TEMPORARY}")
     shutil.rmtree(renamed, ignore_errors=True)
 
 
 def _rename(path: Path, name: str) -> Path:
-    """Rename a checkpoint, in place of what has the name. Raises OutputError."""
+    """Rename a checkpoint, replacing anything of that name; raise OutputError if it fails."""
     shutil.rmtree(path.with_name(name), ignore_errors=True)
     try:
         return path.rename(path.with_name(name))
@@ -112,17 +117,17 @@ def lock_files(settings: TrainSettings) -> dict[Path, Path]:
 
 @contextlib.contextmanager
 def claim_directories(locks: Mapping[Path, Path], group: Group) -> Iterator[None]:
-    """Hold locks, which only one run can hold at a time (collective).
+    """Hold the locks of a run's directories, which exclude other runs (collective).
 
-    Rank 0 holds them by flock, so they end with its process however that ends. A file that a
-    killed run left behind locks nothing.
+    Rank 0 holds them by flock, so the operating system frees them however the process ends. A lock
+    file that a killed run left behind locks nothing.
 
     Args:
-        locks: Directories and their lock files, which are made here and removed at the end.
+        locks: Directories and their lock files, which are created here and removed at the end.
         group: This rank.
 
     Raises:
-        OutputError: Another run holds one, or its file cannot be made (on all ranks).
+        OutputError: Another run holds a lock, or a lock file cannot be created (on all ranks).
     """
     seconds = _LEASE_SECONDS if locks and was_restarted(group) else 0.0
     with contextlib.ExitStack() as stack:
@@ -132,18 +137,18 @@ def claim_directories(locks: Mapping[Path, Path], group: Group) -> Iterator[None
 
 
 def _claim(directory: Path, path: Path, stack: contextlib.ExitStack, deadline: float) -> None:
-    """Lock a directory until a stack is closed.
+    """Lock a directory until ``stack`` is closed.
 
     Args:
         directory: The directory.
         path: The lock file.
-        stack: Its end unlocks the directory and removes the file.
-        deadline: Until when a lock of another process is waited for, in monotonic seconds.
+        stack: The stack, which unlocks the directory and removes the file when it is closed.
+        deadline: The time, in monotonic seconds, up to which to wait for another process's lock.
 
     Raises:
-        OutputError: Another run holds the lock, or the file cannot be made.
+        OutputError: Another run holds the lock, or the file cannot be created.
     """
-    with output_errors(path, "choose a writable place"):
+    with output_errors(path, "choose a writable directory"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     while True:
@@ -160,7 +165,7 @@ def _claim(directory: Path, path: Path, stack: contextlib.ExitStack, deadline: f
             time.sleep(1)
         except OSError as error:
             log.warning(
-                "%s: this file system has no locks (%s): see that no other run writes there",
+                "%s: this file system has no locks (%s): make sure that no other run writes there",
                 directory,
                 error.strerror or error,
             )

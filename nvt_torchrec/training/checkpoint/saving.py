@@ -1,15 +1,15 @@
-"""Write checkpoints: torch.distributed.checkpoint files and ``model.json``, whole or absent.
+"""Write checkpoints: torch.distributed.checkpoint files and ``model.json``, complete or absent.
 
 A checkpoint is a directory::
 
-    model.json      :mod:`models.checkpoint.record`: what the model is and where it comes from, and
-                    the BLAKE2b digest of each file and of itself; written last
-    tensors.json    :mod:`models.checkpoint.tensor_files`: which tensor lies where
+    model.json      :mod:`models.checkpoint.record`: the model and its origin, and the BLAKE2b
+                    digests of each file and of itself; written last
+    tensors.json    :mod:`models.checkpoint.tensor_files`: the location of each tensor
     .metadata       the same for torch.distributed.checkpoint itself, a pickle; not read here
-    __R_N.distcp    what rank R wrote: weights, optimizer state, random number generators
+    __R_N.distcp    files of rank R: weights, optimizer state, random number generators
 
-It is written beside its final name, fsynced and renamed. Only tensors are stored, and reading a
-checkpoint of any origin runs no code in it (:mod:`models.checkpoint.tensor_files`). A state with
+It is written next to its final path, fsynced and renamed. Only tensors are stored, and reading an
+untrusted checkpoint runs no code from it (:mod:`models.checkpoint.tensor_files`). A state with
 values that are not finite is not written.
 """
 
@@ -34,7 +34,7 @@ from nvt_torchrec.base.device import use_device
 from nvt_torchrec.base.errors import OutputError, SettingsError
 from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.files.atomic import TEMPORARY, fsync_directory, write_text
-from nvt_torchrec.base.finite import not_finite
+from nvt_torchrec.base.finite import find_not_finite
 from nvt_torchrec.models.checkpoint.reading import first_line
 from nvt_torchrec.models.checkpoint.record import (
     MODEL_FILE,
@@ -43,19 +43,20 @@ from nvt_torchrec.models.checkpoint.record import (
     is_checkpoint_alone,
 )
 from nvt_torchrec.models.checkpoint.tensor_files import write_tensors
-from nvt_torchrec.training.checkpoint.directories import LATEST_FILE, list_whole, remove
+from nvt_torchrec.training.checkpoint.directories import LATEST_FILE, list_complete, remove
 from nvt_torchrec.training.launch.distributed import Group, gather_objects
 from nvt_torchrec.training.launch.run_state import RunState, copy_state
 
 log = logging.getLogger(__name__)
 
-#: The description that torch writes beside the tensors.
+#: The metadata file that torch writes next to the tensors.
 _PICKLE_FILE = ".metadata"
 #: The packages whose versions a checkpoint records.
 _PACKAGES = ("torch", "torchrec", "numpy")
-#: How many periodic checkpoints are kept unless the user says a number.
+#: The default number of periodic checkpoints to keep.
 _NUM_KEPT = 3
-#: Seconds that a failed run waits for its last checkpoint, which other ranks may never finish.
+#: How long, in seconds, a failed run waits for its last checkpoint, which other ranks may never
+#: finish.
 _ABANDON_SECONDS = 10.0
 
 
@@ -64,9 +65,9 @@ class Checkpoints:
 
     Args:
         directory: The directory of the run's checkpoints.
-        keep: How many of the newest ones are kept; None for three.
-        run: The run. The constructor is collective: it makes a process group of its own for the
-            collectives of the threads, which would mix with those of training.
+        keep: The number of newest checkpoints to keep; None for three.
+        run: The run. The constructor is collective: it makes a separate process group for the
+            collectives of the threads, because they would interleave with those of training.
 
     Attributes:
         saved_step: The step of the newest checkpoint of this run; None if there is none.
@@ -92,8 +93,8 @@ class Checkpoints:
         Args:
             step: The last trained step.
             state: The tensors, as for :func:`save_checkpoint`.
-            record: The training record, likewise.
-            loss: The loss since the last report, likewise.
+            record: The training record, as for :func:`save_checkpoint`.
+            loss: The loss since the last report, as for :func:`save_checkpoint`.
 
         Raises:
             OutputError, SettingsError: The previous checkpoint could not be written.
@@ -106,27 +107,28 @@ class Checkpoints:
 
     @property
     def failed(self) -> bool:
-        """Whether a checkpoint could not be written on this rank; :meth:`wait` raises why."""
+        """Whether this rank failed to write a checkpoint; :meth:`wait` raises the error."""
         return self._error is not None
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is whole; raise the error that it failed with."""
+        """Wait until the last checkpoint is complete; raise the error if writing it failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         if self._error is not None:
-            error, self._error = self._error, None
+            error = self._error
+            self._error = None
             raise error
 
     def abandon(self) -> None:
-        """Wait for some seconds for the last checkpoint, after an error in training."""
+        """Wait a few seconds for the last checkpoint, after an error in training."""
         if self._thread is not None:
             self._thread.join(_ABANDON_SECONDS)
 
     def _write(
         self, step: int, state: dict[str, Any], record: dict[str, Any], loss: torch.Tensor
     ) -> None:
-        """Write a checkpoint, and remove the oldest ones, in the thread."""
+        """Write a checkpoint, and remove the oldest ones; runs in the thread."""
         group = self._run.group
         use_device(group.device)
         try:
@@ -134,11 +136,11 @@ class Checkpoints:
             save_checkpoint(path, state, record, self._run, loss=loss)
             if group.rank == 0:
                 write_text(self.directory / LATEST_FILE, f"{path.name}\n")
-                for old in list_whole(self.directory)[: -self._keep]:
+                for old in list_complete(self.directory)[: -self._keep]:
                     if is_checkpoint_alone(old):
                         remove(old)
                 log.info("checkpoint: %s", path)
-        except BaseException as error:  # `wait` raises it in the main thread
+        except BaseException as error:  # wait() raises it in the main thread
             self._error = error
 
 
@@ -146,12 +148,12 @@ def check_destination(path: Path | str) -> None:
     """Check that a checkpoint may be written to ``path``; nothing is ever overwritten.
 
     Raises:
-        OutputError: Something is there already.
+        OutputError: ``path`` is a file, or a directory that is not empty.
     """
     path = Path(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        problem = "holds a checkpoint already" if (path / MODEL_FILE).exists() else "is not empty"
-        raise OutputError(f"{path} {problem}", "choose another directory, or move that one away")
+        problem = "already holds a checkpoint" if (path / MODEL_FILE).exists() else "is not empty"
+        raise OutputError(f"{path} {problem}", "choose another directory, or move this one away")
 
 
 def save_checkpoint(
@@ -162,23 +164,24 @@ def save_checkpoint(
     *,
     loss: torch.Tensor | None = None,
 ) -> None:
-    """Write a checkpoint to ``path`` (collective; all ranks see the same file system).
+    """Write a checkpoint to ``path`` (collective; all ranks must share a file system).
 
-    A state with values that are not finite is not written: checkpoints of a run that has diverged
-    must not replace those from which it could be resumed.
+    A state with values that are not finite is not written: the checkpoints of a diverged run must
+    not replace the older ones from which it could be resumed.
 
     Args:
-        path: The directory, which must be missing or empty.
-        state: Nested dicts of tensors, see :meth:`training.launch.run_state.RunState.tensors`.
-        record: Facts about the training, as JSON takes them, for ``model.json``.
+        path: The directory, which must not exist or must be empty.
+        state: Nested dicts of tensors (:meth:`training.launch.run_state.RunState.tensors`).
+        record: The JSON-ready training record for ``model.json``.
         run: The run; its ``cpu`` group is used.
-        loss: The sum of this rank's losses since the last report, which must be finite as well.
+        loss: The sum of this rank's losses since the last report, which must be finite, too.
 
     Raises:
-        OutputError: ``path`` holds something already, or cannot be written.
+        OutputError: ``path`` is not empty, or cannot be written.
         SettingsError: A weight, a moment or the loss is not finite (on all ranks).
     """
-    path, group = Path(path).absolute(), run.group
+    path = Path(path).absolute()
+    group = run.group
     _check_finite(state if loss is None else {"loss": loss, **state}, record, group)
     temporary = path.with_name(f".{path.name}{TEMPORARY}")
     try:
@@ -195,7 +198,7 @@ def save_checkpoint(
         # Each rank reads back and digests the files that it wrote.
         parts = gather_objects(group, _digest_files(temporary, f"__{group.rank}_*.distcp"))
         if group.rank == 0:
-            # dcp.save of PyTorch 2.11 returns metadata that do not say where tensors lie.
+            # With PyTorch 2.11, the metadata that dcp.save returns lack the locations of tensors.
             metadata = dcp.FileSystemReader(temporary).read_metadata()
             write_tensors(temporary, metadata)
             _check_visible(path, temporary)
@@ -208,14 +211,14 @@ def save_checkpoint(
             CheckpointRecord(run.config.to_dict(), record, group.world_size, versions, files).write(
                 temporary
             )
-            # model.json, the last file, is on the disk now; the name makes the checkpoint appear.
+            # All files are on disk now, model.json last. The rename makes the checkpoint visible.
             os.rename(temporary, path)
             fsync_directory(path.parent)
         dist.barrier(group=group.cpu)
     except (OSError, CheckpointException) as error:
         raise OutputError(
             f"{path}: the checkpoint cannot be written: {first_line(error)}",
-            "free space or choose a writable place",
+            "free disk space, or choose a writable directory",
         ) from error
     finally:
         if group.rank == 0:
@@ -223,24 +226,24 @@ def save_checkpoint(
 
 
 def _check_finite(state: dict[str, Any], record: dict[str, Any], group: Group) -> None:
-    """Check that all ranks' tensors are finite (collective). Raises SettingsError."""
-    for name in gather_objects(group, not_finite(state)):
+    """Check that all ranks' tensors are finite (collective); raise SettingsError if not."""
+    for name in gather_objects(group, find_not_finite(state)):
         if name:
             raise SettingsError(
                 f"{name} is not finite after step {record['steps']}: training diverged, and this "
                 "checkpoint is not written",
                 f"lower --learning_rate (now {record['learning_rate']:g}); with --checkpoint_dir "
-                "the checkpoints from before are kept, and --resume continues from the newest",
+                "the earlier checkpoints are kept, and --resume continues from the newest",
             )
 
 
 def _digest_files(directory: Path, pattern: str) -> dict[str, FileEntry]:
-    """Return size and digest of the files whose names match, by name."""
+    """Return the sizes and digests of the files whose names match, by name."""
     return {file.name: FileEntry.from_file(file, "blake2b") for file in directory.glob(pattern)}
 
 
 def _check_visible(path: Path, temporary: Path) -> None:
-    """Check that rank 0 sees the files of all ranks. Raises OutputError."""
+    """Check that rank 0 sees the files of all ranks; raise OutputError if not."""
     stored = json.loads((temporary / TENSORS_FILE).read_text(encoding="utf-8"))
     missing: set[str] = set()
     for tensor in stored.values():
@@ -248,6 +251,6 @@ def _check_visible(path: Path, temporary: Path) -> None:
     missing -= set(os.listdir(temporary))
     if missing:
         raise OutputError(
-            f"{path}: {', '.join(sorted(missing))}, written by other ranks, cannot be seen here",
+            f"{path}: rank 0 does not see {', '.join(sorted(missing))}, which other ranks wrote",
             "choose a directory on a file system that all machines share",
         )

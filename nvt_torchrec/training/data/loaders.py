@@ -1,4 +1,4 @@
-"""Loaders of a run's splits, and batches that have the same size on all ranks."""
+"""Make the loaders of a run's splits, and pad batches to the same size on all ranks."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 #: The loaders that may read a split.
 Loader: TypeAlias = "KJTLoader | MerlinLoader"
 
-#: The largest number of values of vectors in a batch of a sample, unless the smallest number of
-#: rows has more.
+#: The largest number of vector values in a sample's batch, unless ``_MIN_SAMPLE_ROWS`` have more.
 _SAMPLE_VALUES = 1 << 25
 _MIN_SAMPLE_ROWS = 64
 _LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
@@ -39,7 +38,7 @@ class TrainBatch(LoaderBatch):
     """One rank's batch of a step.
 
     Attributes:
-        rows: The number of samples in it; padding rows follow them.
+        rows: The number of samples in the batch; padding rows follow them.
         global_size: The number of samples of all ranks together.
     """
 
@@ -50,14 +49,18 @@ class TrainBatch(LoaderBatch):
     def pad(cls, batch: Batch, size: int, global_size: int) -> TrainBatch:
         """Pad a batch to ``size`` rows.
 
-        All ranks must have equally many: row-wise sharded tables scatter their sums in equal parts.
-        A padding row has no ids, so it reads no table, and the loss leaves it out
+        All ranks must have the same number of rows, because row-wise sharded tables scatter their
+        sums in equal parts. A padding row has no ids, so it reads no table, and the loss ignores it
         (:class:`training.sharding.train_model.TrainModel`).
         """
-        rows, weights = len(batch.labels), getattr(batch, "weights", None)
+        dense = batch.dense_features
+        ids = batch.sparse_features
+        labels = batch.labels
+        # A plain torchrec Batch does not have these attributes.
+        weights = getattr(batch, "weights", None)
         dense_vectors = getattr(batch, "dense_vectors", None)
         correction = getattr(batch, "log_q_correction", None)
-        dense, ids, labels = batch.dense_features, batch.sparse_features, batch.labels
+        rows = len(labels)
         num_padding = size - rows
         if num_padding:
             lengths = ids.lengths().view(len(ids.keys()), rows)
@@ -76,23 +79,24 @@ class TrainBatch(LoaderBatch):
                 correction = functional.pad(correction, (0, num_padding))
             if dense_vectors is not None:
                 dense_vectors = functional.pad(dense_vectors, (0, 0, 0, num_padding))
-        parts = dense, ids, labels, weights, dense_vectors, correction
-        return cls(*parts, rows, global_size)
+        return cls(dense, ids, labels, weights, dense_vectors, correction, rows, global_size)
 
 
 def spread_events(batch: LoaderBatch, config: ModelConfig) -> LoaderBatch:
-    """Return a batch in which each of the newest events of a list has a key of its own.
+    """Return a batch in which each of a list's newest events has its own key.
 
-    The keys are those of ``config.lookups``. A lookup sums the embeddings of a key in each row; of
-    a key for each event the sums are the embeddings themselves, which the model takes.
+    The keys are ``config.lookups``. A lookup sums the embeddings of a key in each row. With one
+    event per key, the sums are the events' embeddings, which the model needs one by one.
     """
     ids = batch.sparse_features
-    values, lengths = [], []
+    values = []
+    lengths = []
     for name, column in ids.to_dict().items():
-        column_ids, counts = column.values(), column.lengths()
+        column_ids = column.values()
+        counts = column.lengths()
         if name in config.lists:
-            # [max_events, rows]: how many places each event lies before the end of its list, the
-            # oldest event first, and whether the list is as long as that.
+            # [max_events, 1]: the distance of each event from the end of its list, the oldest event
+            # first. A row has the event if its list is at least that long.
             back = torch.arange(config.max_events, 0, -1, device=counts.device).unsqueeze(1)
             is_present = back <= counts
             ends = counts.cumsum(0)
@@ -107,7 +111,7 @@ def spread_events(batch: LoaderBatch, config: ModelConfig) -> LoaderBatch:
 
 
 def fold_batch(batch: LoaderBatch, config: ModelConfig) -> LoaderBatch:
-    """Return a batch whose ids are rows of their tables, which have fewer rows than ids."""
+    """Return a batch with its ids mapped to rows of tables that have fewer rows than ids."""
     ids = batch.sparse_features
     rows = torch.tensor(config.feature_rows, dtype=ids.values().dtype)
     rows = rows.repeat_interleave(torch.tensor(ids.length_per_key())).to(ids.values().device)
@@ -120,7 +124,14 @@ def fold_batch(batch: LoaderBatch, config: ModelConfig) -> LoaderBatch:
 def make_loaders(
     settings: TrainSettings, config: ModelConfig, group: Group, files: tuple[Path, ...] | None
 ) -> dict[str, Loader]:
-    """Return this rank's loader of each split; of train, that of some files, or None for all."""
+    """Return this rank's loader of each split.
+
+    Args:
+        settings: The settings of the run.
+        config: The model.
+        group: This rank.
+        files: The files of train to read; None for all files.
+    """
     loaders = {"train": make_loader(settings, config, "train", group, files)}
     for split in ("valid", "test"):
         loaders[split] = make_loader(settings, config, split, group)
@@ -134,12 +145,17 @@ def make_loader(
     group: Group,
     files: tuple[Path, ...] | None = None,
 ) -> Loader:
-    """Return this rank's loader of a split, or of some files of it.
+    """Return this rank's loader of a split; Merlin's loader only ever reads train.
 
-    Evaluations never read through Merlin's loader.
+    Args:
+        settings: The settings of the run.
+        config: The model.
+        split: The split.
+        group: This rank.
+        files: The files to read; None for the whole split.
 
     Raises:
-        SettingsError, BadInputError, SchemaError: As the loaders raise them.
+        SettingsError, BadInputError, SchemaError: The loader cannot read the data.
     """
     is_training = split == "train"
     limits = {
@@ -152,7 +168,7 @@ def make_loader(
         "data": files or settings.split_path(split),
         "batch_size": settings.batch_size_of(split),
         "drop_last": settings.drop_last_training_batch and is_training,
-        # Where ids share rows, the loader checks ids by the sizes of the data's own tables.
+        # If ids share rows, ids may exceed the tables' rows; the loader then uses the data's sizes.
         "table_sizes": None if config.hash_indices else config.num_embeddings,
         "label": config.labels,
         "limit_batches": limits[split],
@@ -192,18 +208,16 @@ def make_sample(
     batch_rows: int,
     files: tuple[Path, ...] | None = None,
 ) -> KJTLoader:
-    """Return this rank's loader of a sample of a split.
-
-    Training rows are drawn at random.
+    """Return this rank's loader of a sample of a split; training rows are drawn at random.
 
     Args:
         settings: The settings of the run.
         config: The model.
         split: The split.
         group: This rank.
-        batches: How many batches there are at most.
-        batch_rows: The rows of a batch, of all ranks together; fewer if vectors are wide.
-        files: The files to read; None for all of the split.
+        batches: The largest number of batches.
+        batch_rows: The global batch size; it is reduced if the data's vectors are wide.
+        files: The files to read; None for the whole split.
     """
     if config.dense_vectors:
         # Rows of wide vectors would take gigabytes.
@@ -211,8 +225,10 @@ def make_sample(
         batch_rows = min(batch_rows, max_rows)
     size = max(1, batch_rows // group.world_size)
     changes: dict[str, Any] = dict.fromkeys(_LIMITS, batches)
-    changes["batch_size"] = changes["test_batch_size"] = size
-    changes["loader"] = changes["loader_memory"] = None
+    changes["batch_size"] = size
+    changes["test_batch_size"] = size
+    changes["loader"] = None
+    changes["loader_memory"] = None
     changes["shuffle_training_set"] = True
     changes["drop_last_training_batch"] = False
     settings = dataclasses.replace(settings, **changes)
@@ -220,21 +236,21 @@ def make_sample(
 
 
 def check_length(settings: TrainSettings, total_steps: int) -> None:
-    """Check that there is something to train on. Raises BadInputError."""
+    """Raise BadInputError if a run has no step to train."""
     if not total_steps:
         raise BadInputError(f"{settings.split_path('train')}: no rows to train on")
 
 
 def pad_batches(loader: Loader, group: Group, first: int = 0) -> Iterator[TrainBatch]:
-    """Yield the batches of a pass, in each step padded to the same size on all ranks.
+    """Yield the batches of a pass, padded in each step to the same size on all ranks.
 
-    The number of steps is that of the loader's plan. A loader that ends early raises RuntimeError:
-    otherwise the other ranks would wait for this one.
+    The loader's plan determines the number of steps. If the loader ends early, this raises
+    RuntimeError, so that the other ranks do not wait for this one forever.
 
     Args:
         loader: The loader, which begins at step ``first``.
         group: This rank.
-        first: The step of the pass, from 0.
+        first: The first step to yield, counted from 0 within the pass.
     """
     batches = iter(loader)
     for step in range(first, len(loader)):

@@ -1,4 +1,4 @@
-"""The days of the training set that a run reads."""
+"""Choose the days of the training set that a run reads."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class TrainingDays:
     """The part of the training set that a run reads.
 
     Attributes:
-        days: The days that it trains on, ascending; None if the data do not say.
-        files: Their files; None for all that there are.
+        days: The days that the run trains on, ascending; None if the data do not name days.
+        files: The files of these days; None for all files.
     """
 
     days: tuple[int, ...] | None
@@ -33,7 +33,7 @@ class TrainingDays:
         """Return all days that a model has seen after this run; None if some are unknown.
 
         Args:
-            days: The days that it has seen before this run; None if they are unknown.
+            days: The days that the model had seen before this run; None if they are unknown.
         """
         if days is None or self.days is None:
             return None
@@ -49,15 +49,15 @@ def choose_days(settings: TrainSettings, trained: Sequence[int] | None) -> Train
             they are unknown.
 
     Raises:
-        SettingsError: There is no such day, or no new one.
-        BadInputError: The manifest is missing or damaged, or does not say which days there are.
+        SettingsError: A day does not exist, or no day is new.
+        BadInputError: The manifest is missing or damaged, or does not name days.
     """
     output = EtlOutput.from_splits(settings.binary_path)
     everything = settings.days in (None, "all")
     try:
         parts = output.parts("train")
     except BadInputError:
-        if everything:  # data of another program
+        if everything:  # another program wrote the data
             return TrainingDays(None)
         raise
     known = sorted({part.day for part in parts})
@@ -72,7 +72,7 @@ def choose_days(settings: TrainSettings, trained: Sequence[int] | None) -> Train
 
 
 def log_days(chosen: TrainingDays, rows: int, group: Group) -> None:
-    """Log which days a run reads, if it does not read all, on rank 0."""
+    """Log on rank 0 which days a run reads, unless it reads all days."""
     if group.rank == 0 and chosen.files and chosen.days:
         log.info("training on %s: %s rows", _describe_days(chosen.days), f"{rows:,}")
 
@@ -83,14 +83,13 @@ def _find_new_days(
     """Return the known days that a checkpoint was not trained on.
 
     Raises:
-        SettingsError: There is none, or the checkpoint does not say what it was trained on.
+        SettingsError: No day is new, or the checkpoint does not say which days it was trained on.
         BadInputError: The manifest is missing or damaged.
     """
     if trained is None:
         raise SettingsError(
             f"--days new: {settings.continue_from} does not say which days it was trained on",
-            "list the days, for example --days "
-            f"{known[-1]}; checkpoints of the runs from now on say it",
+            f"list the days, for example --days {known[-1]}; new checkpoints record their days",
         )
     new = sorted(set(known) - set(trained))
     if new:
@@ -100,12 +99,12 @@ def _find_new_days(
     manifest = Manifest.read(output.manifest)
     added = {extension.day for extension in manifest.extensions}
     no_rows = sorted(added - set(known) - set(trained))
-    # A log that is split by days has no [split]; its newest day is for training as soon as a
-    # further one is there. Divided by cuts in time, rows of later days never are.
+    # A log that is split by days has no [split], and its newest day becomes training data once
+    # another day is added. With cuts in time, rows of later days never become training data.
     if no_rows and manifest.split is not None:
         raise SettingsError(
-            f"{seen}, and no row of {_describe_days(no_rows)} is for training",
-            "this checkpoint needs no training: bundle it with the workflow of now, `python -m "
+            f"{seen}, and no row of {_describe_days(no_rows)} is training data",
+            "this checkpoint needs no training: bundle it with the current workflow, `python -m "
             f"inference bundle --workflow {output.workflow} --checkpoint {settings.continue_from} "
             "--output BUNDLE`; to train on newer rows, run the ETL again with later cuts in the "
             "spec's [split]",
@@ -116,7 +115,7 @@ def _find_new_days(
 
 
 def _read_days(settings: TrainSettings, known: list[int]) -> list[int]:
-    """Return the days that ``--days`` lists. Raises SettingsError if one is not known."""
+    """Return the days that ``--days`` lists; raise SettingsError if one does not exist."""
     days = sorted(parse_days(str(settings.days)))
     missing = sorted(set(days) - set(known))
     if missing:

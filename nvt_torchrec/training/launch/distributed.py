@@ -1,4 +1,4 @@
-"""The process group and device of a rank, and collectives on it. Nothing runs at import."""
+"""The process group and device of a rank, and its collectives. Nothing runs at import."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ class Group:
 
 @contextlib.contextmanager
 def process_group() -> Iterator[Group]:
-    """Join the process group that torchrun's environment describes, or make one of this process.
+    """Join the process group of torchrun's environment, or make one of this process alone.
 
-    It uses nccl with one GPU per process if there are GPUs, else gloo. After an error the group is
-    not destroyed: its other members may be waiting in a collective, and the launcher ends them.
-    At the end, settings of PyTorch such as the number of threads are what they were before.
+    The group uses nccl with one GPU per process if the machine has GPUs, otherwise gloo. After an
+    error the group is not destroyed: its other members may be waiting in a collective, and the
+    launcher ends them. At the end, PyTorch's settings, such as the number of threads, are restored.
 
     Raises:
-        SettingsError: Another process uses the same GPU, or this one has a group already.
+        SettingsError: Another process uses the same GPU, or this one already has a group.
     """
     if dist.is_initialized():
         raise SettingsError(
-            "this process has a process group of torch.distributed already",
-            "end it by torch.distributed.destroy_process_group(); of two runs in threads of one "
-            "process, begin one after the other",
+            "this process already has a process group of torch.distributed",
+            "end it with torch.distributed.destroy_process_group(); if two threads of a process "
+            "train, run one after the other",
         )
     alone = "WORLD_SIZE" not in os.environ
     rank = 0 if alone else int(os.environ["RANK"])
@@ -64,20 +64,20 @@ def process_group() -> Iterator[Group]:
         store: dist.Store = dist.HashStore()
     else:
         shared = next(dist.rendezvous("env://", rank, world_size))[0]
-        store = store_of_this_attempt(shared, rank, world_size)
+        store = open_attempt_store(shared, rank, world_size)
     members: dict[str, Any] = {"store": store, "rank": rank, "world_size": world_size}
     restore = _remember_torch()
     if torch.cuda.is_available():
         device = choose_gpu(store, rank)
         torch.cuda.set_device(device)
         # CUDA's default stream and all blocking streams, such as those of libcudf's reads, wait for
-        # each other; so training has a stream of its own.
+        # each other, so training uses a separate stream.
         torch.cuda.set_stream(torch.cuda.Stream(device))
         dist.init_process_group("nccl", device_id=device, **members)
         cpu = dist.new_group(backend="gloo")
     else:
         device = torch.device("cpu")
-        # Without a number of the user's own, torchrun sets 1, which leaves cores idle.
+        # Unless the user gives a number, torchrun sets 1, which would leave cores idle.
         given = os.environ.get("OMP_NUM_THREADS")
         if given is None or (given == "1" and "TORCHELASTIC_RUN_ID" in os.environ):
             torch.set_num_threads(max(1, count_cores() // local_world_size))
@@ -96,9 +96,9 @@ def process_group() -> Iterator[Group]:
 
 
 def _remember_torch() -> Callable[[], None]:
-    """Return a function that restores the settings of PyTorch that a run changes.
+    """Return a function that restores the PyTorch settings that a run changes.
 
-    They hold for the whole process, such as a notebook, which goes on with its own.
+    These settings are global: without this, a notebook would continue with those of the run.
     """
     threads = torch.get_num_threads()
     allow_tf32 = torch.backends.cuda.matmul.allow_tf32
@@ -121,10 +121,10 @@ def _remember_torch() -> Callable[[], None]:
 
 
 def choose_gpu(store: dist.Store, rank: int) -> torch.device:
-    """Return the GPU of this process, which no other one uses.
+    """Return this process's own GPU.
 
-    A process sees all GPUs of its machine, or only its own one, whatever ``LOCAL_RANK`` is. Without
-    ``LOCAL_RANK`` the ranks of a machine are taken to be consecutive.
+    A process may see all GPUs of its machine, or only its own, whatever ``LOCAL_RANK`` is. Without
+    ``LOCAL_RANK`` the ranks of a machine are assumed to be consecutive.
 
     Raises:
         SettingsError: Another process uses the same GPU.
@@ -135,18 +135,18 @@ def choose_gpu(store: dist.Store, rank: int) -> torch.device:
     if store.add(f"gpu/{uuid}", 1) > 1:
         raise SettingsError(
             f"rank {rank}: another process uses its GPU, number {device.index} of {count} here",
-            "start one process per GPU: -j 1xN, or --nproc-per-node N; another launcher has to "
+            "start one process per GPU: -j 1xN, or --nproc-per-node N; any other launcher must "
             "set LOCAL_RANK",
         )
     return device
 
 
-def store_of_this_attempt(store: dist.Store, rank: int, world_size: int) -> dist.Store:
-    """Return torchrun's store with a key prefix that only this start of the job has (collective).
+def open_attempt_store(store: dist.Store, rank: int, world_size: int) -> dist.Store:
+    """Return torchrun's store with a key prefix that is unique to this start (collective).
 
-    After a restart torchrun may offer the store that the first start used. It still holds the
-    addresses of processes that have ended, and a rank that is quicker than its peer would connect
-    to those. So rank 0 makes up a prefix, and each other rank asks for it under a new key.
+    After a restart torchrun may offer the store of the first start. That still holds the addresses
+    of processes that have ended, and a rank that is quicker than its peer would connect to them. So
+    rank 0 chooses a random prefix, and each other rank asks for it under a new key.
 
     Raises:
         SettingsError: A rank did not ask, or rank 0 did not answer, within the store's timeout.
@@ -161,8 +161,8 @@ def store_of_this_attempt(store: dist.Store, rank: int, world_size: int) -> dist
             raise _make_absence_error([0], world_size, store) from None
         store.set(f"known/{prefix}/{rank}", "")
         return dist.PrefixStore(prefix, store)
-    # Rank 0's token is the prefix. It answers whatever question is there, even one that an earlier
-    # start left, until each rank says that it knows the prefix.
+    # Rank 0's token is the prefix. Rank 0 answers every question it finds, even one that an earlier
+    # start left, until all ranks have confirmed that they know the prefix.
     waiting = set(range(1, world_size))
     while waiting:
         for other in list(waiting):
@@ -181,7 +181,7 @@ def _make_absence_error(ranks: list[int], world_size: int, store: dist.Store) ->
     return SettingsError(
         f"rank {', '.join(map(str, ranks))} of {world_size} did not start within "
         f"{store.timeout.total_seconds():g} s",  # type: ignore[attr-defined]
-        "look for the first error of that rank, and whether its machine reaches this one",
+        "look at the first error of that rank, and check that its machine can reach this one",
     )
 
 
@@ -203,7 +203,7 @@ def broadcast_object(group: Group, value: T) -> T:
 
 
 def call_on_rank_0(group: Group, function: Callable[..., T], *args: Any) -> T:
-    """Return what a function returns on rank 0, on every rank (collective).
+    """Call a function on rank 0, and return its result on every rank (collective).
 
     Raises:
         ClickLogError: The function's error, on every rank.

@@ -1,7 +1,7 @@
-"""Try a user's own model before its first step, so that what trains for a day can be served.
+"""Try a custom model before its first step, so that a model that trains for a day can be served.
 
 A few random rows go forward and backward; the weights are saved and loaded; the head is exported as
-for a bundle (:mod:`models.onnx_head`), and its logits are compared.
+for a bundle (:mod:`models.onnx_head`), and its logits are compared with the module's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nvt_torchrec.models.contract import (
     find_raw_columns,
     find_vector_columns,
 )
-from nvt_torchrec.models.dense_vectors import draw_inputs, locate_vectors, take_inputs
+from nvt_torchrec.models.dense_vectors import draw_random_inputs, locate_vectors, take_inputs
 from nvt_torchrec.models.head import Head, build_head, find_widest
 from nvt_torchrec.models.onnx_head import (
     OnnxHead,
@@ -40,50 +40,51 @@ from nvt_torchrec.models.onnx_head import (
 )
 from nvt_torchrec.training.launch.distributed import Group, call_on_rank_0
 
-#: How many rows the model is tried with.
+#: The number of rows to try the model with.
 _ROWS = 4
-#: The largest difference of logits that is right, as a share of the largest logit above 1.
+#: The largest allowed difference of logits, relative to the largest logit, or to 1 if that is
+#: smaller.
 _TOLERANCE = 1e-4
-#: How often the rows go forward and backward: a layer may be left out at random.
+#: The number of forward and backward passes: a model may skip layers at random.
 _PASSES = 8
-#: Dense values, vectors, further inputs of the module, and the vectors of the data or None.
+#: Dense values, vectors, additional inputs of the module, and the vectors of the data or None.
 _Inputs: TypeAlias = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor], torch.Tensor | None]
-#: The beginnings of names of files in tracebacks that are not the user's: PyTorch's, ours, and
-#: code that is in no file.
+#: Prefixes of file names in tracebacks that are not the user's: code without a file, PyTorch, and
+#: this package.
 _OTHER_CODE = ("<", str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
 
 def trace_own_model(
     config: ModelConfig, build: Build, seed: int, group: Group, lists: Collection[str] = ()
 ) -> ModelConfig:
-    """Try an own model on rank 0, and return its configuration with what was found (collective).
+    """Try a custom model on rank 0, and record its properties in its configuration (collective).
 
     Args:
         config: The configuration.
-        build: Builds the module.
+        build: The function that builds the module.
         seed: The seed of the initial weights.
         group: This rank.
-        lists: The columns of lists.
+        lists: The multi-hot columns.
 
     Raises:
-        SettingsError: A stage failed, on all ranks.
+        SettingsError: A stage failed (on all ranks).
     """
     own = call_on_rank_0(group, _try, config, build, seed, lists)
     return dataclasses.replace(config, own=own)
 
 
 def _try(config: ModelConfig, build: Build, seed: int, lists: Collection[str]) -> OwnModel:
-    """Try a model, stage by stage, and return what a configuration records of it."""
+    """Try a model stage by stage, and return its properties for the configuration."""
     name = config.model
     with torch.random.fork_rng(devices=[]):
         with _stage(name, "build"):
             head = build_head(config, seed=seed, build=build)
             module = head.module
-            _check_kind(module)
+            _check_layers(module)
         before = {key: value.clone() for key, value in module.state_dict().items()}
         generator = torch.Generator().manual_seed(seed)
         with _stage(name, "columns", module):
-            inputs = _random_inputs(module, config.columns, lists, generator)
+            inputs = _make_random_inputs(module, config.columns, lists, generator)
         dense, vectors, raw, _ = inputs
         vectors.requires_grad_()
         module.train()
@@ -114,16 +115,16 @@ def _try(config: ModelConfig, build: Build, seed: int, lists: Collection[str]) -
     return own
 
 
-def _random_inputs(
+def _make_random_inputs(
     module: nn.Module, columns: Columns, lists: Collection[str], generator: torch.Generator
 ) -> _Inputs:
-    """Return the inputs of some rows: those of the module, and all vectors of the data.
+    """Return random inputs of ``_ROWS`` rows: those of the module, and all vectors of the data.
 
-    Row i has the id i of each raw column, the last row the largest id, and lists of i ids or
-    events: those of the first row are empty.
+    Row i has the id i in each raw column, except that the last row has the largest id. Its lists
+    have i ids or events, so those of the first row are empty.
 
     Raises:
-        ValueError: The module takes the ids of a column of lists, or of no categorical column.
+        ValueError: The module takes the ids of a multi-hot column, or of no categorical column.
     """
     dense, vectors, raw = make_example_inputs(module, columns, _ROWS)
     id_columns = find_raw_columns(module).get("ids", ())
@@ -138,8 +139,8 @@ def _random_inputs(
     if "lengths" in raw:
         raw["lengths"] += rows
     if "present" in raw:
-        places_before_end = torch.arange(raw["present"].shape[2], 0, -1)
-        present = places_before_end <= rows.unsqueeze(2)
+        distances_from_end = torch.arange(raw["present"].shape[2], 0, -1)
+        present = distances_from_end <= rows.unsqueeze(2)
         raw["present"] = present.expand_as(raw["present"]).contiguous()
         embeddings = torch.randn(raw["lists"].shape, generator=generator)
         raw["lists"] = embeddings * raw["present"].unsqueeze(3)
@@ -147,7 +148,7 @@ def _random_inputs(
     vectors = torch.randn(vectors.shape, generator=generator)
     stored = None
     if columns.dense_vectors:
-        stored = draw_inputs(columns, _ROWS, generator)
+        stored = draw_random_inputs(columns, _ROWS, generator)
         given = locate_vectors(columns, find_vector_columns(module))
         if given:
             raw["dense_vectors"] = take_inputs(stored, given)
@@ -156,14 +157,14 @@ def _random_inputs(
 
 @contextlib.contextmanager
 def _stage(name: str, stage: str, module: nn.Module | None = None) -> Iterator[None]:
-    """Name the stage, and the user's line, in an error. Raises SettingsError."""
+    """Turn any error into a SettingsError that names the stage and the user's line."""
     try:
         yield
     except Exception as error:
         text = (str(error).strip() or "it failed").splitlines()[0]
         line = _find_line(error, module)
         where = f" ({line})" if line else ""
-        remedy = _REMEDIES.get(stage, "correct the model; docs/models.md says what it is given")
+        remedy = _REMEDIES.get(stage, "correct the model; docs/models.md describes its inputs")
         for pattern, special_remedy in _REMEDIES_BY_TEXT.items():
             if re.search(pattern, text):
                 remedy = special_remedy
@@ -176,8 +177,8 @@ def _stage(name: str, stage: str, module: nn.Module | None = None) -> Iterator[N
 def _find_line(error: Exception, module: nn.Module | None) -> str:
     """Return the last line of the user's code that an error passed through, as FILE:LINE.
 
-    If there is none, as in an error of the exporter, it is that of the module's ``forward``; ""
-    without a module.
+    If it passed through none, as an error of the exporter does, return the line of the module's
+    ``forward``, or "" without a module.
     """
     line = ""
     for frame in traceback.extract_tb(error.__traceback__):
@@ -189,53 +190,54 @@ def _find_line(error: Exception, module: nn.Module | None) -> str:
     return line
 
 
-#: Remedies by what the text of an error has; the first that fits.
+#: Remedies by patterns in the text of an error; the first match counts.
 _REMEDIES_BY_TEXT = {
     "BFloat16|bfloat16": "keep weights and logits in float32; --amp computes in bfloat16",
-    "'cond'|data-dependent": "a bundle holds no branch on values: compute both, and torch.where",
+    "'cond'|data-dependent": "a bundle cannot hold a branch on values: compute both sides, and use "
+    "torch.where",
     "categorical columns are": "id_columns and length_columns hold names of columns.categorical",
     "vectors of the data are": "vector_columns holds names of the data's vectors",
     "a column of lists": "take its vector; length_columns give the number of its ids",
-    "not finite": "a list may have the length 0: lengths.clamp(min=1), or weights * present",
-    "argument 'lists'": "with --sequences it is forward(dense, vectors, lists, present)",
-    "argument: 'lists'|arguments: 'lists'": "give --sequences HISTORY, whose events lists are",
-    "a branch or a loop": "compute it from the operators of usual layers",
-    "No ONNX function|No decompositions": "compute it from the operators of usual layers",
-    "Could not find an implementation": "compute in float32, with the operators of usual layers",
-    "shapes cannot be multiplied|must match|normalized_shape|size mismatch": "vectors has a vector "
-    "for each name in columns.vectors, those of the dense columns too: columns.width is the width "
-    "of dense and vectors together; --dense_bins 0 leaves out vectors of dense columns",
-    "BatchNorm": "normalize by nn.BatchNorm1d, which is synchronized over ranks, or nn.LayerNorm",
+    "not finite": "a list may be empty: use lengths.clamp(min=1), or weights * present",
+    "argument 'lists'": "with --sequences the signature is forward(dense, vectors, lists, present)",
+    "argument: 'lists'|arguments: 'lists'": "give --sequences HISTORY to get its events as lists",
+    "a branch or a loop": "compute it with the operators of common layers",
+    "No ONNX function|No decompositions": "compute it with the operators of common layers",
+    "Could not find an implementation": "compute in float32, with the operators of common layers",
+    "shapes cannot be multiplied|must match|normalized_shape|size mismatch": "vectors holds a "
+    "vector for each name in columns.vectors, including the dense columns; columns.width is the "
+    "width of dense and vectors together; --dense_bins 0 leaves out the vectors of dense columns",
+    "BatchNorm": "use nn.BatchNorm1d, which is synchronized over ranks, or nn.LayerNorm",
 }
-#: Remedies of other errors, by their stage.
+#: Remedies of other errors, by stage.
 _REMEDIES = {
     "build": "correct the function, or --model_settings, its keyword arguments",
     "export": "a bundle holds the model for any number of rows: use tensor.shape[0], "
     "not len(tensor) (torch.export)",
-    "load": "build the same weights for the same seed of PyTorch, on every rank",
+    "load": "build the same weights for the same PyTorch seed on every rank",
 }
 
 
-def _check_kind(module: nn.Module) -> None:
-    """Refuse lazy layers, whose weights have no shape before the first rows. Raises TypeError."""
+def _check_layers(module: nn.Module) -> None:
+    """Reject lazy layers, whose weights have no shape before the first rows; raise TypeError."""
     for name, value in module.state_dict(keep_vars=True).items():
         if is_lazy(value):
-            raise TypeError(f"{name} has no shape yet: give the width, nn.Linear for LazyLinear")
+            raise TypeError(f"{name} has no shape yet: use nn.Linear instead of nn.LazyLinear")
 
 
 def _check_logits(logits: object, labels: int) -> torch.Tensor:
-    """Return what a module returned, once it is found to be logits.
+    """Check that a module's result is logits, and return them as [rows] or [rows, labels].
 
     Raises:
-        TypeError, ValueError: It is something else.
+        TypeError, ValueError: The result has another type, shape or dtype, or is not finite.
     """
     if not isinstance(logits, torch.Tensor):
         raise TypeError(f"forward returns {type(logits).__name__}, not a tensor of logits")
     shapes = [[_ROWS], [_ROWS, 1]] if labels == 1 else [[_ROWS, labels]]
     if list(logits.shape) not in shapes or logits.dtype != torch.float32:
         raise ValueError(
-            f"forward returns {logits.dtype} {list(logits.shape)} for {_ROWS} rows; a logit for "
-            f"each row and label is needed, {' or '.join(map(str, shapes))}"
+            f"forward returns {logits.dtype} {list(logits.shape)} for {_ROWS} rows; expected a "
+            f"logit for each row and label, {' or '.join(map(str, shapes))}"
         )
     if not logits.isfinite().all():
         raise ValueError("forward returns a logit that is not finite")
@@ -243,12 +245,12 @@ def _check_logits(logits: object, labels: int) -> torch.Tensor:
 
 
 def _go_backward(module: nn.Module, outputs: list[torch.Tensor], vectors: torch.Tensor) -> None:
-    """Compute gradients by the model's own loss, or by any other one; check where they arrive.
+    """Compute gradients of the model's own loss, or of the sum of logits; check that they arrive.
 
     Raises:
-        ValueError: The loss has another shape, or a parameter gets no gradient or a sparse one.
+        ValueError: The loss has the wrong shape, or a parameter gets no gradient or a sparse one.
     """
-    loss = getattr(module, "loss", lambda logits, labels, weights: logits.reshape(_ROWS, -1).sum(1))
+    loss = getattr(module, "loss", _sum_logits)
     for logits in outputs:
         labels = torch.arange(logits.numel(), dtype=torch.float32) % 2
         losses = loss(logits, labels.reshape(logits.shape), None)
@@ -264,11 +266,16 @@ def _go_backward(module: nn.Module, outputs: list[torch.Tensor], vectors: torch.
             raise ValueError(f"the gradient of {name} is sparse: leave out sparse=True")
 
 
+def _sum_logits(logits: torch.Tensor, _labels: torch.Tensor, _weights: None) -> torch.Tensor:
+    """Return a stand-in for a loss, [rows]."""
+    return logits.reshape(_ROWS, -1).sum(1)
+
+
 def _check_state(module: nn.Module, before: dict[str, torch.Tensor]) -> None:
-    """Check that training changes no buffers but BatchNorm1d's, which ranks synchronize.
+    """Check that training only changes the buffers of BatchNorm1d, which ranks synchronize.
 
     Raises:
-        ValueError: It changes another one.
+        ValueError: It changes another buffer.
     """
     synchronized = set()
     for prefix, part in module.named_modules():
@@ -278,15 +285,15 @@ def _check_state(module: nn.Module, before: dict[str, torch.Tensor]) -> None:
     for name, value in module.state_dict().items():
         if name not in synchronized and not torch.equal(value, before[name]):
             raise ValueError(
-                f"forward changes {name}, which each rank would do for its own rows: no layer but "
+                f"forward changes {name}, which each rank would do for its own rows: only "
                 "BatchNorm1d may keep statistics of a batch"
             )
 
 
-def _check_same(now: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> None:
-    """Check that a module has the same initial values when it is built again. Raises ValueError."""
+def _check_same(again: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> None:
+    """Check that building a module twice gives the same initial values; raise ValueError."""
     for name, value in before.items():
-        if name not in now or not torch.equal(now[name], value):
+        if name not in again or not torch.equal(again[name], value):
             raise ValueError(f"{name} has other initial values when it is built again")
 
 
@@ -296,17 +303,17 @@ def _check_scores(
     num_features: int,
     inputs: _Inputs,
 ) -> None:
-    """Check that the exported head gives the module's logits, for all rows and for each alone.
+    """Check that the exported head computes the module's logits, for all rows and for single ones.
 
     Args:
         head: The head.
-        exported: What was exported.
-        num_features: The number of vectors of features. Those of dense columns, which follow them,
-            are made in the head.
-        inputs: What :func:`_random_inputs` returned.
+        exported: The exported head.
+        num_features: The number of vectors of features. The vectors of dense columns follow them,
+            but the head makes those itself.
+        inputs: The inputs from :func:`_make_random_inputs`.
 
     Raises:
-        ValueError: They differ.
+        ValueError: The logits differ.
     """
     dense, vectors, raw, stored = inputs
     vectors = vectors[:, :num_features]
@@ -322,8 +329,9 @@ def _check_scores(
     _check_close("scores of a row alone", torch.cat(single), expected)
 
 
-def _check_close(what: str, logits: torch.Tensor, expected: torch.Tensor) -> None:
-    """Check that logits are the expected ones but for rounding. Raises ValueError."""
+def _check_close(name: str, logits: torch.Tensor, expected: torch.Tensor) -> None:
+    """Check that logits equal the expected ones up to rounding; raise ValueError if not."""
     difference = float((logits - expected).abs().max())
-    if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())):  # NaN is no better
-        raise ValueError(f"{what} differ from those of {_ROWS} rows by {difference:g}")
+    # Not written as ">", so that NaN fails, too.
+    if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())):
+        raise ValueError(f"{name} differ from those of {_ROWS} rows by {difference:g}")

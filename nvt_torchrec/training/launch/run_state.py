@@ -1,4 +1,4 @@
-"""The state of a run: its tensors in memory, as nested dicts that a checkpoint holds as files."""
+"""The state of a run: its tensors in memory, as nested dicts that checkpoints store in files."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ T = TypeVar("T", dict[str, Any], torch.Tensor)
 
 @dataclasses.dataclass(frozen=True)
 class RunState:
-    """What a run trains, on this rank.
+    """The model and optimizer of a run, on this rank.
 
     Attributes:
         config: The model's shape.
         model: The sharded model.
         optimizer: Its optimizer.
         group: This rank.
-        alone: Whether only the weights are saved and loaded, without the optimizer's state.
+        alone: Whether to save and load only the weights, without the optimizer's state.
     """
 
     config: ModelConfig
@@ -37,11 +37,11 @@ class RunState:
     alone: bool = False
 
     def weights_alone(self) -> RunState:
-        """Return the same without the optimizer's state."""
+        """Return this run with ``alone`` set."""
         return dataclasses.replace(self, alone=True)
 
     def tensors(self) -> dict[str, Any]:
-        """Return all tensors, to save them or to load into them: they share the run's memory."""
+        """Return all tensors, to save them or to load into them; they share the run's memory."""
         if self.alone:
             return {"model": self.model.state_dict()}
         self._make_state()
@@ -57,29 +57,30 @@ class RunState:
         if self.alone:
             return
         self._make_state()
-        described = self.optimizer.state_dict()
-        self.optimizer.load_state_dict({**described, "state": tensors["optimizer"]})
+        content = self.optimizer.state_dict()
+        self.optimizer.load_state_dict({**content, "state": tensors["optimizer"]})
         if "random" in tensors:
             torch.set_rng_state(tensors["random"][f"rank_{self.group.rank}"])
 
     def _make_state(self) -> None:
-        """Make what the optimizers keep, if they have taken no step yet."""
+        """Create the optimizers' state, if they have taken no step yet."""
         for _, part in self.optimizer.optimizers:
             if isinstance(part, KeyedOptimizerWrapper) and not part.state:
                 _init_state(part)
 
 
 def _init_state(optimizer: KeyedOptimizerWrapper) -> None:
-    """Make the state that optimizers such as Adam only make in their first step.
+    """Create the state that optimizers such as Adam only create in their first step.
 
-    TorchRec's ``init_state`` takes such a step, with gradients of 0. So that it changes no weight,
-    learning rate and weight decay are 0 meanwhile; and the step is not counted.
+    TorchRec's ``init_state`` takes such a step, with gradients of 0. Learning rate and weight decay
+    are set to 0 for it, so that it changes no weight, and the step is not counted.
     """
     groups = optimizer.param_groups
     before = []
     for group in groups:
         before.append({name: group.get(name) for name in ("lr", "weight_decay")})
-        group["lr"] = group["weight_decay"] = 0.0
+        group["lr"] = 0.0
+        group["weight_decay"] = 0.0
     optimizer.init_state()
     optimizer.zero_grad()
     for group, values in zip(groups, before, strict=True):
@@ -89,7 +90,7 @@ def _init_state(optimizer: KeyedOptimizerWrapper) -> None:
 
 
 def list_local_tensors(state: Any) -> list[torch.Tensor]:
-    """Return the tensors of this rank in a tensor or a nested dict of them; they share memory."""
+    """Return this rank's parts of a tensor or a nested dict of tensors; they share its memory."""
     if isinstance(state, ShardedTensor):
         return [shard.tensor for shard in state.local_shards()]
     if not isinstance(state, dict):
@@ -101,7 +102,7 @@ def list_local_tensors(state: Any) -> list[torch.Tensor]:
 
 
 def count_bytes(state: dict[str, Any]) -> int:
-    """Return the bytes that a nested dict of tensors takes on this rank."""
+    """Return the size of this rank's part of a nested dict of tensors, in bytes."""
     return sum(tensor.nbytes for tensor in list_local_tensors(state))
 
 
@@ -114,7 +115,10 @@ def copy_state(state: T) -> T:
     copies = copy.copy(state)
     copies._local_shards = []
     for shard in state.local_shards():
-        offsets, sizes = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-        metadata = ShardMetadata(offsets, sizes, f"rank:{torch.distributed.get_rank()}/cpu")
+        metadata = ShardMetadata(
+            shard.metadata.shard_offsets,
+            shard.metadata.shard_sizes,
+            f"rank:{torch.distributed.get_rank()}/cpu",
+        )
         copies._local_shards.append(Shard(copy_state(shard.tensor), metadata))
     return copies

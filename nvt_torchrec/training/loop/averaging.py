@@ -1,8 +1,8 @@
-"""A moving average of a run's weights, which is evaluated and kept in their place.
+"""A moving average of a run's weights, which is evaluated and kept instead of them.
 
-The weights after a step follow the rows of the last batches. Their average over an epoch has less
-of that noise, as one of the last iterates has (Polyak & Juditsky 1992, "Acceleration of stochastic
-approximation by averaging"), at no cost for a prediction.
+The weights after a step follow the rows of the last batches. Averaging them over an epoch reduces
+that noise (Polyak & Juditsky 1992, "Acceleration of stochastic approximation by averaging"), and
+costs nothing at inference.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ import torch
 from nvt_torchrec.training.launch.run_state import RunState, copy_state, list_local_tensors
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
-#: The weights of an epoch that the average takes, evenly spaced. Taking them after each step would
-#: double the time of a step of large tables, and gives models as good.
+#: How many times per epoch the average takes the weights, evenly spaced. Taking them after each
+#: step would double the time of a step with large tables, and the models are no better.
 _SAMPLES = 20
 
 
 class Averaging:
-    """Average the weights of a run, of which each rank averages its part.
+    """Average the weights of a run; each rank averages its own part.
 
     Attributes:
-        state: The average, in main memory and in the form of a model's state; None before the
-            first sample.
-        samples: How many weights it has taken.
+        state: The average, in main memory, as a model's state dict; None before the first sample.
+        samples: How many times the average has taken the weights.
 
     Args:
         run: The run.
@@ -46,20 +45,20 @@ class Averaging:
         self.samples = 0
 
     def note_step(self, step: int) -> None:
-        """Take the weights after a step, counted from 1, if it is time."""
+        """Add the weights after a step, counted from 1, to the average if they are due."""
         if not self._is_on or step % self._every:
             return
         weights = self._run.model.state_dict()
         if self.state is None:
             self.state = copy_state(weights)
         self.samples += 1
-        # The mean of all weights until there are those of an epoch; then older ones fade.
+        # In the first epoch this is the mean of all samples; later, older samples fade.
         share = 1 / min(self.samples, self._window)
         for average, weight in self._pair(weights):
             average.lerp_(weight.to(average), share)
 
     def apply(self) -> None:
-        """Put the average in the place of the weights, if there is one."""
+        """Replace the model's weights by the average, if there is one."""
         if self.state is None or self._weights is not None:
             return
         pairs = self._pair(self._run.model.state_dict())
@@ -68,12 +67,12 @@ class Averaging:
             weight.copy_(average)
 
     def finish(self) -> None:
-        """Put the average in the place of the weights for good, after the last step."""
+        """Replace the model's weights by the average for good, after the last step."""
         self.apply()
         self._weights = None
 
-    def take_back(self) -> None:
-        """Put the weights in their place again, if the average is there."""
+    def restore(self) -> None:
+        """Undo :meth:`apply`, if it was called."""
         if self._weights is None:
             return
         pairs = self._pair(self._run.model.state_dict())
@@ -83,15 +82,15 @@ class Averaging:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Put the average in the place of the weights for a while."""
+        """Use the average as the model's weights within the context."""
         self.apply()
         try:
             yield
         finally:
-            self.take_back()
+            self.restore()
 
     def _pair(self, weights: dict[str, Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the average and the weights of each tensor of floats of this rank."""
+        """Return the average and the current value of each floating-point tensor of this rank."""
         assert self.state is not None
         pairs = zip(list_local_tensors(self.state), list_local_tensors(weights), strict=True)
-        return [pair for pair in pairs if pair[1].is_floating_point()]
+        return [(average, weight) for average, weight in pairs if weight.is_floating_point()]

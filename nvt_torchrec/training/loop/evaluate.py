@@ -1,4 +1,4 @@
-"""Evaluation of every row of a split once, over all ranks, without an effect on training."""
+"""Evaluate a model on every row of a split, over all ranks, without affecting its training."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def evaluate(
     after_step: Callable[[], None] = lambda: None,
     group_by: str | None = None,
 ) -> ByLabel | None:
-    """Compute the metrics of a model over all rows of a pass on all ranks (collective).
+    """Compute a model's metrics over all rows of a pass on all ranks (collective).
 
     Args:
         pipeline: The training pipeline. It must be empty: batches that it had fetched for
             training would be evaluated instead of trained.
-        run: What is in the pipeline; its model is in training mode before and after.
-        batches: The batches, in each step of the same size on all ranks.
-        after_step: A function that is called after each batch.
-        group_by: The column whose ids group the rows for GAUC.
+        run: The run of the pipeline; its model is in training mode before and after.
+        batches: This rank's batches; each step's batch has the same size on all ranks.
+        after_step: A function to call after each batch.
+        group_by: The column whose ids group the rows for GAUC; None for no GAUC.
 
     Returns:
         The metrics of each label on rank 0, None on the others.
@@ -40,7 +40,7 @@ def evaluate(
     """
     groups = [np.zeros(0, np.int64)]
     if group_by:
-        batches = _collect(batches, group_by, groups)
+        batches = _collect_groups(batches, group_by, groups)
     rows = predict(pipeline, run, batches, after_step)
     all_groups = gather_rows(run.group, np.concatenate(groups)) if group_by else None
     if rows is None:
@@ -60,11 +60,11 @@ def predict(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None:
     """Compute the logits of all rows of a pass on all ranks (collective).
 
-    The arguments, and the error, are those of :func:`evaluate`.
+    The arguments and the error are the same as for :func:`evaluate`.
 
     Returns:
         On rank 0 the logits and the labels, float32 [labels, rows], and the weights, float32 [rows]
-        or None if rows have none; the rows are in the order of the ranks. None on other ranks.
+        or None if the rows have no weights; the rows are ordered by rank. None on other ranks.
     """
     run.model.eval()
     outputs: list[list[torch.Tensor]] = []
@@ -80,7 +80,8 @@ def predict(
             outputs.append(parts)
             after_step()
     run.model.train()
-    # One matrix of logits, labels and perhaps weights, so that ranks exchange one message.
+    # Logits, labels and weights (if any) are columns of one matrix, so that the ranks send a single
+    # message.
     num_labels = len(run.config.labels)
     rows = torch.zeros(0, 2 * num_labels)
     if outputs:
@@ -89,21 +90,23 @@ def predict(
     if all_rows is None:
         return None
     columns = all_rows.T
-    logits, labels = columns[:num_labels], columns[num_labels : 2 * num_labels]
+    logits = columns[:num_labels]
+    labels = columns[num_labels : 2 * num_labels]
     weights = columns[2 * num_labels] if len(columns) > 2 * num_labels else None
     num_bad = np.count_nonzero(~np.isfinite(logits).all(0))
     if num_bad:
         raise SettingsError(
             f"{num_bad} of {len(all_rows)} predictions are not finite",
-            "training diverged: lower --learning_rate; or the data hold values that are not finite",
+            "if training diverged, lower --learning_rate; if the data hold NaN or infinite values, "
+            "correct them",
         )
     return logits, labels, weights
 
 
-def _collect(
+def _collect_groups(
     batches: Iterator[TrainBatch], column: str, groups: list[np.ndarray]
 ) -> Iterator[TrainBatch]:
-    """Append the groups of the rows by a column to ``groups``."""
+    """Yield the batches, and append the group ids of their rows, from a column, to ``groups``."""
     for batch in batches:
         groups.append(find_groups(batch.sparse_features[column].values().cpu().numpy()))
         yield batch

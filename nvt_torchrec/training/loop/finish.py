@@ -1,4 +1,4 @@
-"""Finish a training after its last step: fit the bias, and find the columns that matter."""
+"""Finish a training after its last step: fit the bias, and measure which columns matter."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from nvt_torchrec.training.sharding.build import Pipeline
 
 log = logging.getLogger(__name__)
 
-#: The batches of training rows that the bias is fitted to.
+#: The number of batches of training rows that the bias is fitted to.
 _BIAS_BATCHES = 16
-#: The rows of such a batch, on all ranks.
+#: The number of rows of such a batch, over all ranks.
 _BIAS_ROWS = 8192
-#: The values of valid that are scored once for each column to find the columns that matter. This
-#: many take seconds.
+#: The number of values of valid that are scored once per column to measure importance. Scoring them
+#: takes seconds.
 _IMPORTANCE_VALUES = 2**18
 #: Bounds of the number of rows that hold these values.
 _MIN_IMPORTANCE_ROWS = 1024
 _MAX_IMPORTANCE_ROWS = 16_384
-#: Steps of the fit of a bias, of which two suffice.
+#: Newton steps of the fit of a bias; two suffice.
 _NEWTON_STEPS = 4
-#: The expected size (standard deviation) of the shift between the mean prediction and the click
-#: rate that training leaves behind. It keeps the bias from following a few clicks.
+#: The expected standard deviation of the shift between mean prediction and click rate after
+#: training, in logits. As a prior it keeps the bias from following a few clicks.
 _SHIFT_DEVIATION = 0.05
 
 
 def make_samples(
     settings: TrainSettings, config: ModelConfig, group: Group, files: tuple[Path, ...] | None
 ) -> dict[str, KJTLoader]:
-    """Return loaders of the rows of train and valid that finish a training.
+    """Return loaders of the samples of train and valid that finish a training.
 
-    They are opened before training, because a day may be added meanwhile. No row is left out by its
-    label.
+    They are opened before training, because the ETL may add a day meanwhile. They read rows of both
+    labels without undersampling.
 
     Args:
         settings: The settings of the run.
@@ -53,8 +53,8 @@ def make_samples(
         group: This rank.
         files: The files of train that the run reads; None for all.
     """
-    every_row: dict[str, Any] = {"undersampling_rate": None}
-    settings = dataclasses.replace(settings, **every_row)
+    changes: dict[str, Any] = {"undersampling_rate": None}
+    settings = dataclasses.replace(settings, **changes)
     rows = _IMPORTANCE_VALUES // (len(config.dense) + len(config.features))
     rows = min(max(rows, _MIN_IMPORTANCE_ROWS), _MAX_IMPORTANCE_ROWS)
     return {
@@ -64,20 +64,17 @@ def make_samples(
 
 
 def fit_bias(loader: KJTLoader, pipeline: Pipeline, run: RunState) -> None:
-    """Fit the bias of each label, in the linear term, to the rows of a loader (collective).
+    """Fit the linear term's bias of each label to the rows of a loader (collective).
 
-    The last batches move the mean prediction, on small logs by some percent. Adding one number to
-    the logits changes no ranking, and makes the mean prediction of the rows equal to their click
-    rate.
+    The last batches move the mean prediction, on small logs by several percent. Adding a constant
+    to the logits changes no ranking, and brings the mean prediction to the click rate of the rows.
     """
-    biases = [
-        parameter
-        for name, parameter in run.model.named_parameters()
-        if name.endswith("first_order.bias")
-    ]
-    if not biases:
+    bias = None
+    for name, parameter in run.model.named_parameters():
+        if name.endswith("first_order.bias"):
+            bias = parameter
+    if bias is None:  # a model without a linear term
         return
-    (bias,) = biases
     shifts: list[float] = []
     predicted = predict(pipeline, run, pad_batches(loader, run.group))
     if predicted is not None:
@@ -92,14 +89,14 @@ def fit_bias(loader: KJTLoader, pipeline: Pipeline, run: RunState) -> None:
 def find_shift(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> float:
     """Return the shift s of the logits that minimizes Σ loss(logits + s) + ½ (s / deviation)².
 
-    It is found by Newton's method; the deviation is ``_SHIFT_DEVIATION``. Weights are scaled to sum
-    to their effective number (``Metrics.effective_counts``).
+    The deviation is ``_SHIFT_DEVIATION``. Weights are scaled to sum to the effective number of rows
+    (``Metrics.effective_counts``).
     """
     scale = np.ones(len(labels))
     if weights is not None and weights.any():
         scale = weights * (weights.sum(dtype=float) / np.square(weights, dtype=float).sum())
     shift = 0.0
-    for _ in range(_NEWTON_STEPS):
+    for _ in range(_NEWTON_STEPS):  # Newton's method
         p = 1 / (1 + np.exp(-(logits.astype(np.float64) + shift)))
         slope = scale @ (p - labels) + shift / _SHIFT_DEVIATION**2
         curvature = scale @ (p * (1 - p)) + 1 / _SHIFT_DEVIATION**2
@@ -110,62 +107,65 @@ def find_shift(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | Non
 def measure_importance(
     loader: KJTLoader, pipeline: Pipeline, run: RunState
 ) -> dict[str, dict[str, float]]:
-    """Measure by how much the AUROC falls if the values of a column are permuted (collective).
+    """Measure how much the AUROC drops when the values of a column are permuted (collective).
 
-    The rows are those of the loader's first batch. It is permutation importance (Breiman 2001,
-    "Random Forests", §10): of two columns with the same information, each appears unimportant.
+    The rows are the loader's first batch. This is permutation importance (Breiman 2001, "Random
+    Forests", §10); if two columns hold the same information, each appears unimportant.
 
     Returns:
-        On rank 0, for each label that has an AUROC, the loss of each column by its name.
+        On rank 0, for each label that has an AUROC, the drop of the AUROC by column name.
     """
     config = run.config
 
-    def measure_areas(batch: TrainBatch) -> dict[str, float]:
-        areas = {}
-        for label, metrics in (evaluate(pipeline, run, iter([batch])) or {}).items():
+    def measure_aurocs(batch: TrainBatch) -> dict[str, float]:
+        aurocs = {}
+        metrics_by_label = evaluate(pipeline, run, iter([batch])) or {}
+        for label, metrics in metrics_by_label.items():
             if metrics.auroc is not None:
-                areas[label] = metrics.auroc
-        return areas
+                aurocs[label] = metrics.auroc
+        return aurocs
 
     batch = next(pad_batches(loader, run.group), None)
     if batch is None:
         return {}
-    areas = measure_areas(batch)
-    losses: dict[str, dict[str, float]] = {label: {} for label in areas}
-    names = *config.dense, *config.features, *config.vector_bounds
-    for number, name in enumerate(names):
-        order = torch.randperm(batch.rows, generator=torch.Generator().manual_seed(number))
+    aurocs = measure_aurocs(batch)
+    drops: dict[str, dict[str, float]] = {label: {} for label in aurocs}
+    columns = *config.dense, *config.features, *config.vector_bounds
+    for i, column in enumerate(columns):
+        order = torch.randperm(batch.rows, generator=torch.Generator().manual_seed(i))
         padding = torch.arange(batch.rows, len(batch.labels))
-        permuted = _permute_column(batch, name, config, torch.cat([order, padding]))
-        permuted_areas = measure_areas(permuted)
-        for label in areas:
-            losses[label][name] = areas[label] - permuted_areas[label]
-    return losses
+        permuted = _permute_column(batch, column, config, torch.cat([order, padding]))
+        permuted_aurocs = measure_aurocs(permuted)
+        for label in aurocs:
+            drops[label][column] = aurocs[label] - permuted_aurocs[label]
+    return drops
 
 
 def _permute_column(
     batch: TrainBatch, name: str, config: ModelConfig, order: torch.Tensor
 ) -> TrainBatch:
-    """Return a batch whose rows have the values of other rows in one column.
+    """Return a batch with the values of one column permuted between the rows.
 
     Args:
         batch: The batch.
         name: The column.
         config: The model.
-        order: int64 [B], for each row the one whose value it gets.
+        order: int64 [B], for each row the index of the row whose value it gets.
     """
     order = order.to(batch.labels.device)
     if name in config.dense:
-        dense, column = batch.dense_features.clone(), config.dense.index(name)
-        dense[:, column] = dense[order, column]
+        dense = batch.dense_features.clone()
+        index = config.dense.index(name)
+        dense[:, index] = dense[order, index]
         return dataclasses.replace(batch, dense_features=dense)
     bounds = config.vector_bounds
     if name in bounds:
         assert batch.dense_vectors is not None
-        permuted, inputs = batch.dense_vectors.clone(), slice(*bounds[name])
+        permuted = batch.dense_vectors.clone()
+        inputs = slice(*bounds[name])
         permuted[:, inputs] = batch.dense_vectors[order, inputs]
         return dataclasses.replace(batch, dense_vectors=permuted)
-    # A copy, because TorchRec caches the dict: the next column would be changed beside this one.
+    # TorchRec caches the dict. Without a copy, this column would stay permuted for the next one.
     columns = dict(batch.sparse_features.to_dict())
     for key in config.list_keys(name):
         lengths = columns[key].lengths()

@@ -1,4 +1,4 @@
-"""Keep a trial's training in main memory, so that the run that chooses it trains nothing again."""
+"""Keep a trial's training in main memory, so that a run that chooses it need not train it again."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from nvt_torchrec.training.reporting.progress import Progress
 
 log = logging.getLogger(__name__)
 
-#: The largest state of a rank that is kept, in bytes. A larger one is trained again: beside it, a
-#: trial of a long search would no longer fit into memory.
+#: The largest state of a rank that is kept, in bytes. A training with a larger state is repeated,
+#: because the kept state and the trials of a long search would not fit into memory together.
 _MAX_KEPT_BYTES = 2**31
 
 
 @dataclasses.dataclass(frozen=True)
 class KeptTraining:
-    """A complete training of this rank, without the device's memory that it took.
+    """A complete training of this rank, held in main memory.
 
     Attributes:
         tensors: Copies of weights, optimizer state and random number generators.
-        loader: The state of the loader of the training set after the last step.
+        loader: The state of the training set's loader after the last step.
         stopping: The best evaluation, with its own copy of the tensors.
         progress: The trained steps, samples and seconds.
-        learning: What was noticed of losses and evaluations.
-        events: The events that the run's log shall have.
-        learning_rate: That of the tables in the last step.
+        learning: The findings about losses and evaluations.
+        events: The events to write to the run's log.
+        learning_rate: The tables' learning rate in the last step.
         finished: The last trained step.
         metrics: The metrics of valid, on rank 0.
     """
@@ -50,7 +50,7 @@ class KeptTraining:
 
     @classmethod
     def keep(cls, trial: Trainer) -> KeptTraining | None:
-        """Copy the state of a trial that has ended; None if it is too large (collective)."""
+        """Copy the state of a finished trial; return None if it is too large (collective)."""
         tensors = trial.run.tensors()
         num_bytes = count_bytes(tensors) + count_bytes(trial.stopping.state or {})
         if max(gather_objects(trial.group, num_bytes)) > _MAX_KEPT_BYTES:
@@ -68,12 +68,13 @@ class KeptTraining:
         )
 
     def load(self, trainer: Trainer) -> None:
-        """Make a trainer, of the same settings, one that has trained this (collective).
+        """Load this training into a trainer with the same settings (collective).
 
-        What the trial did not write is written now: the events, and a checkpoint to resume from.
+        A trial writes no files, so its events, and a checkpoint to resume from, are written now.
         """
         trainer.run.load(self.tensors)
-        trainer.stopping.best, trainer.stopping.state = self.stopping.best, self.stopping.state
+        trainer.stopping.best = self.stopping.best
+        trainer.stopping.state = self.stopping.state
         trainer.progress.take_over(self.progress)
         trainer.learning.take_over(self.learning)
         trainer.events.write_held(self.events)

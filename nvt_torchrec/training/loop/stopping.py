@@ -1,4 +1,4 @@
-"""Decide when a run stops early, and keep the model of its best evaluation."""
+"""Decide when a run stops early, and keep the model of the best evaluation."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
 
-#: By how much, summed over the rows of valid, the log loss must be lower to count as better in the
+#: How much lower the log loss, summed over the rows of valid, must be to count as better in the
 #: middle of a schedule. It is the one-standard-error rule (Breiman et al. 1984, "Classification and
 #: Regression Trees", §3.4.3) for models that differ little: if the new model is the true one, the
-#: rows' differences sum to d nats with the variance 2 d, so d exceeds its standard error if it is
-#: more than 2. An estimate of the standard error from each row's difference was tried instead: it
-#: gave models as good on logs of 2,500 rows, and worse ones on some of 45,000 rows.
+#: rows' differences sum to d nats with a variance of 2 d, so d exceeds its standard error if it is
+#: more than 2. Estimating the standard error from the rows' differences was tried instead: the
+#: models were as good on logs of 2,500 rows, and worse on some logs of 45,000 rows.
 NATS = 2.0
 
 
@@ -27,7 +27,7 @@ class Stopping:
     """Decide after each evaluation of valid whether a run stops; methods are collective.
 
     Without ``--early_stopping`` nothing is kept. With it, each rank has a copy of its part of
-    weights and optimizer state in main memory, and every checkpoint holds that copy, too.
+    weights and optimizer state in main memory, and every checkpoint also holds that copy.
 
     Attributes:
         best: The best evaluation, JSON-ready: its ``loss``, ``step`` and ``samples``, and
@@ -40,21 +40,29 @@ class Stopping:
     """
 
     def __init__(self, settings: TrainSettings, group: Group) -> None:
-        self._settings, self._group = settings, group
+        self._settings = settings
+        self._group = group
         self.best: dict[str, Any] | None = None
         self.state: dict[str, Any] | None = None
 
     def note_evaluation(self, metrics: ByLabel | None, progress: Progress, run: RunState) -> None:
-        """Consider an evaluation, which rank 0 has; end the run after this step if it is time."""
+        """Record an evaluation, and end the run after this step if it should stop.
+
+        Args:
+            metrics: The metrics by label on rank 0; None on other ranks.
+            progress: The run's progress, whose ``total_steps`` becomes the current step to stop.
+            run: The run, whose tensors are copied if the evaluation is the best.
+        """
         patience = self._settings.early_stopping
         if not (patience or self._settings.stop_at_auroc):
             return
         found = self._find_loss(metrics), count_effective_rows(metrics), self._is_good(metrics)
         loss, rows, is_last = broadcast_object(self._group, found)
         if patience and loss is not None:
-            ends = find_period(progress.step, progress.epoch_steps)[0], progress.total_steps
+            schedule_begin, _ = find_period(progress.step, progress.epoch_steps)
+            ends_schedule = progress.step in (schedule_begin, progress.total_steps)
             margin = 0.0
-            if self._settings.stop_by == "log_loss" and progress.step not in ends:
+            if self._settings.stop_by == "log_loss" and not ends_schedule:
                 margin = NATS / rows
             # A model that reaches --stop_at_auroc is kept, whatever its loss.
             if self.best is None or is_last or loss < self.best["loss"] - margin:
@@ -80,16 +88,17 @@ class Stopping:
         return min(value.auroc or 0.0 for value in metrics.values()) >= target
 
     def _find_loss(self, metrics: ByLabel | None) -> float | None:
-        """Return the number to minimize, summed over the labels; None if no row has a label."""
+        """Return the loss to minimize, summed over the labels; None if no label has one."""
         if self._settings.stop_by == "log_loss":
             return sum_log_losses(metrics)
-        areas = [m.auroc for m in (metrics or {}).values() if m.auroc is not None]
-        return sum(1 - area for area in areas) if areas else None
+        aurocs = [m.auroc for m in (metrics or {}).values() if m.auroc is not None]
+        return sum(1 - auroc for auroc in aurocs) if aurocs else None
 
     def finish(self, progress: Progress, run: RunState) -> None:
-        """Go back to the best evaluation, if there is one."""
+        """Load the model of the best evaluation, if there is one."""
         if self.best and self.state and self.best["step"] != progress.step:
-            progress.step, progress.samples = self.best["step"], self.best["samples"]
+            progress.step = self.best["step"]
+            progress.samples = self.best["samples"]
             run.load(self.state)
             if self._group.rank == 0:
                 log.info(

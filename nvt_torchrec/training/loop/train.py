@@ -1,4 +1,4 @@
-"""Train by settings: check and fill them in, and run the training."""
+"""Train a model: check the settings, fill in the missing ones, and run the training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import logging
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.training.checkpoint.ancestor import finished_run
+from nvt_torchrec.training.checkpoint.ancestor import read_finished_run
 from nvt_torchrec.training.checkpoint.directories import (
     claim_directories,
     list_checkpoints,
@@ -35,22 +35,25 @@ def train(settings: TrainSettings, group: Group | None = None) -> TrainResult:
     Args:
         settings: The settings of the run.
         group: This process among all that train together. Without it, the process joins those that
-            torchrun has started, or trains alone, and leaves PyTorch's process group as it was.
+            torchrun has started, or trains alone, and afterwards leaves PyTorch's process group.
 
     Returns:
         The run's metrics, steps and checkpoint.
 
     Raises:
         SettingsError: The settings do not fit the data or the device, the tables do not fit into
-            memory, the loss is no longer finite, or this process has a process group already.
+            memory, the loss is no longer finite, or this process already has a process group.
         BadInputError, SchemaError: The data cannot be read, or do not match their schema.
         OutputError: The checkpoint or the log cannot be written, would overwrite something, or
             another run is writing there.
-        SystemExit: SIGTERM stopped the run, which it does only in the main thread; a checkpoint of
-            its last step is written.
+        SystemExit: SIGTERM stopped the run (only in the main thread); a checkpoint of its last step
+            is written.
     """
     if settings.plan_only:
-        raise SettingsError("plan_only plans, and trains nothing", "nvt-train --plan_only N")
+        raise SettingsError(
+            "plan_only: train() trains, and cannot only plan",
+            "leave it out, or run nvt-train --plan_only N",
+        )
     with process_group() if group is None else contextlib.nullcontext(group) as ranks:
         return _train(settings, ranks)
 
@@ -61,10 +64,10 @@ def _train(settings: TrainSettings, group: Group) -> TrainResult:
     choices.check_gauc_column(settings, schema)
     choices.check_log_q_correction(settings, schema)
     if settings.save_checkpoint_path:
-        done = finished_run(settings)
+        done = read_finished_run(settings)
         if done:
             if group.rank == 0:
-                log.info("%s: this run has written it: done", settings.save_checkpoint_path)
+                log.info("%s: already written by this run; done", settings.save_checkpoint_path)
             return TrainResult(
                 status="already done",
                 checkpoint=settings.save_checkpoint_path,

@@ -1,4 +1,4 @@
-"""Train a model on batches, one step after another."""
+"""Run the steps of a training on its batches."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from nvt_torchrec.training.sharding.build import Pipeline
 
 
 class Steps:
-    """The steps of a training run on one rank: each at its learning rates, counted and checked.
+    """The steps of a training run on one rank, at their learning rates, counted and checked.
 
     Attributes:
         learning_rate: The learning rate of the tables in the last step.
-        profiler: PyTorch's profiler, which is told of each step; None without ``--profile``.
+        profiler: PyTorch's profiler, which each step notifies; None without ``--profile``.
 
     Args:
-        run: What is trained.
+        run: The run to train.
         pipeline: The pipeline that trains it.
         settings: The settings of the run, with its rates.
-        progress: It counts the steps.
-        learning: It checks their losses.
+        progress: The run's progress, which counts the steps.
+        learning: The check of the steps' losses.
     """
 
     def __init__(
@@ -39,13 +39,16 @@ class Steps:
         progress: Progress,
         learning: LearningCheck,
     ) -> None:
-        self._run, self._pipeline = run, pipeline
-        self._settings, self._progress, self._learning = settings, progress, learning
+        self._run = run
+        self._pipeline = pipeline
+        self._settings = settings
+        self._progress = progress
+        self._learning = learning
         self.learning_rate = settings.learning_rate
         self.profiler: Any = None
 
     def read_batches(self, loader: Loader, first: int) -> Iterator[TrainBatch]:
-        """Yield an epoch's batches from a step on, and measure how long they are waited for."""
+        """Yield an epoch's batches from step ``first`` on, and measure the time spent waiting."""
         batches = pad_batches(loader, self._run.group, first)
         while True:
             begin = time.perf_counter()
@@ -58,8 +61,9 @@ class Steps:
     def train(self, batches: Iterator[TrainBatch]) -> None:
         """Train the next batch, at the learning rates of this step (collective)."""
         progress = self._progress
-        steps = progress.step, progress.total_steps, progress.epoch_steps
-        rates = learning_rates.compute_rates(self._settings, *steps)
+        rates = learning_rates.compute_rates(
+            self._settings, progress.step, progress.total_steps, progress.epoch_steps
+        )
         self.learning_rate = rates.tables
         set_learning_rate(self._run.optimizer, rates)
         output = self._pipeline.progress(batches)

@@ -1,4 +1,4 @@
-"""A training run on one rank: its steps, evaluations and checkpoints."""
+"""One rank's part of a training run: its steps, evaluations and checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nvt_torchrec.training.baselines.baselines import Baselines, compute_baselin
 from nvt_torchrec.training.baselines.regression import Start
 from nvt_torchrec.training.checkpoint import ancestor as ancestors
 from nvt_torchrec.training.checkpoint.directories import list_checkpoints
-from nvt_torchrec.training.checkpoint.resume import data_origin, load_weights, resume_from
+from nvt_torchrec.training.checkpoint.resume import describe_origin, load_weights, resume_from
 from nvt_torchrec.training.checkpoint.saving import Checkpoints, save_checkpoint
 from nvt_torchrec.training.data.choices import read_schema
 from nvt_torchrec.training.data.loaders import TrainBatch, check_length, make_loaders, pad_batches
@@ -56,7 +56,7 @@ class Trainer:
         settings: The settings of the run.
         config: The model's shape.
         group: This rank.
-        keeps_log: Whether the run has a directory for its log; a trial holds it in memory.
+        keeps_log: Whether the run writes its log to a directory; a trial holds it in memory.
     """
 
     def __init__(
@@ -92,14 +92,14 @@ class Trainer:
         self.steps = Steps(self.run, self.pipeline, settings, self.progress, self.learning)
         self.averaging = Averaging(self.run, self.epoch_steps, settings)
         self.origin = {
-            "days": days.add_earlier(ancestors.earlier_days(self.ancestor, settings)),
+            "days": days.add_earlier(ancestors.list_earlier_days(self.ancestor, settings)),
             "continued_from": dataclasses.asdict(self.ancestor) if self.ancestor else None,
-            **data_origin(settings),
+            **describe_origin(settings),
         }
         self.stopping = Stopping(settings, group)
         self.finished: int | None = None  # the last trained step, once the model is finished
         self.resumed = False
-        self.taken_over = False  # by a trial, which :class:`.KeptTraining` has loaded
+        self.taken_over = False  # whether a trial's training was loaded (:class:`.KeptTraining`)
         self.metrics: dict[str, ByLabel] = {}
         self.baselines: dict[tuple[str, str], ByLabel] = {}  # by split and name
         self.checkpoints: Checkpoints | None = None
@@ -121,28 +121,40 @@ class Trainer:
         return self._result()
 
     def try_out(self, start: Start | None) -> ByLabel | None:
-        """Train from rank 0's ``start`` without writing anything; return rank 0's valid metrics."""
+        """Train without writing any file.
+
+        Args:
+            start: The start of the training on rank 0; None on other ranks.
+
+        Returns:
+            The metrics of valid on rank 0; None on other ranks.
+        """
         check_length(self.settings, self.progress.total_steps)
         self._start(self._prepare(start))
         return self._train_and_validate()
 
-    def train(self, known: Baselines | None = None) -> TrainResult:
-        """Train, evaluate, write checkpoints; ``known``: rank 0's baselines, computed before."""
-        settings, progress = self.settings, self.progress
+    def train(self, baselines: Baselines | None = None) -> TrainResult:
+        """Train, evaluate, and write checkpoints.
+
+        Args:
+            baselines: The baselines on rank 0, if they are already computed.
+        """
+        settings = self.settings
+        progress = self.progress
         check_length(settings, progress.total_steps)
         profiler: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if settings.profile and self.events.directory:
             profiler = step_profiler(settings, self.events.directory, progress.total_steps)
         start = Start()
         if self.group.rank == 0:
-            known = known or compute_baselines(settings, self.config, self.files)
-            start, self.baselines = known
+            baselines = baselines or compute_baselines(settings, self.config, self.files)
+            start, self.baselines = baselines
         start = self._prepare(start)
         if not (self.taken_over or self._resume()):
             self._start(start)
-        # The checkpoints in --checkpoint_dir are of the last steps, not of the best one.
-        kept = settings.checkpoint_dir and not settings.early_stopping
-        if self.group.rank == 0 and not (kept or settings.save_checkpoint_path):
+        # With early stopping, the model in --checkpoint_dir is that of the last step, not the best.
+        keeps_model = settings.checkpoint_dir and not settings.early_stopping
+        if self.group.rank == 0 and not (keeps_model or settings.save_checkpoint_path):
             log.warning("no --save_checkpoint_path: the trained model will not be kept")
         try:
             with StopRequests(self.group) as self.stop_requests:
@@ -163,7 +175,7 @@ class Trainer:
         return self._result()
 
     def _train_epochs(self) -> None:
-        """Train what is left of all epochs, and evaluate the model."""
+        """Train the remaining steps, and evaluate the model."""
         if not self.taken_over:
             self._train_and_validate()
         self.progress.total_steps = self.progress.step
@@ -175,7 +187,7 @@ class Trainer:
             self.checkpoints.wait()
 
     def _train_and_validate(self) -> ByLabel | None:
-        """Train what is left of all epochs; return rank 0's metrics of valid."""
+        """Train the remaining steps; return the metrics of valid on rank 0, None elsewhere."""
         self._train_all()
         self.progress.total_steps = self.progress.step
         metrics = self._evaluate("valid")
@@ -183,10 +195,11 @@ class Trainer:
         return metrics
 
     def _train_all(self) -> None:
-        """Train what is left of all epochs, with evaluations on the way, and finish the model."""
+        """Train and evaluate for the remaining steps, and finish the model."""
         self.run.model.train()
         progress = self.progress
-        # A checkpoint is written before the evaluation of its step, so a resumed run repeats it.
+        # A checkpoint is written before the evaluation of its step, so a resumed run evaluates
+        # first.
         if not self.finished:
             self._validate_if_due()
         while progress.step < progress.total_steps and not self.finished:
@@ -199,19 +212,21 @@ class Trainer:
             self.finished = last
 
     def _train_epoch(self) -> None:
-        """Train what is left of an epoch, up to ``--max_steps``.
+        """Train the remaining steps of an epoch, up to ``--max_steps``.
 
-        It is divided into segments that end before each evaluation, because the pipeline fetches
-        batches ahead: it must not evaluate a batch that it fetched for training.
+        The steps are divided into segments that end before each evaluation, because the pipeline
+        fetches batches ahead: it must not evaluate a batch that it fetched for training.
         """
-        progress, every = self.progress, self.progress.validation_every
+        progress = self.progress
+        every = progress.validation_every
         first = progress.step % self.epoch_steps
         last = min(self.epoch_steps, first + progress.total_steps - progress.step)
         batches = self.steps.read_batches(self.loaders["train"], first)
         while first < last and progress.step < progress.total_steps:
             end = min(first - first % every + every, last)
-            # A new iterator object, which the pipeline takes as a new series of batches.
-            self._train_segment(itertools.islice(batches, end - first), progress.step + end - first)
+            num_steps = end - first
+            # The pipeline restarts its prefetching when it gets a new iterator object.
+            self._train_segment(itertools.islice(batches, num_steps), progress.step + num_steps)
             first = end
             self._validate_if_due()
         if first == self.epoch_steps:  # otherwise --max_steps ended the epoch early
@@ -219,7 +234,7 @@ class Trainer:
             self.loaders["train"].check_epoch()
 
     def _train_segment(self, batches: Iterator[TrainBatch], end: int) -> None:
-        """Train up to step ``end`` of the run; the pipeline is empty afterwards."""
+        """Train up to step ``end`` of the run; this leaves the pipeline empty."""
         progress = self.progress
         progress.begin()
         set_step(self.run.model, self._optimizer_steps)
@@ -234,21 +249,30 @@ class Trainer:
             self._stop_if_asked()
 
     def _validate_if_due(self) -> None:
-        """Evaluate valid if it is time; at the beginning and the end only to choose the model."""
+        """Evaluate valid if an evaluation is due.
+
+        The model before the first step and after the last one is evaluated here only for
+        ``--early_stopping``, which may choose it.
+        """
         progress = self.progress
-        due = progress.step % self.epoch_steps % progress.validation_every == 0
+        is_due = progress.step % self.epoch_steps % progress.validation_every == 0
         if progress.step in (0, progress.total_steps):
-            due = bool(self.settings.early_stopping)
-        if due:
+            is_due = bool(self.settings.early_stopping)
+        if is_due:
             with self.averaging.applied():
                 metrics = self._evaluate("valid")
                 self.learning.note_evaluation(progress.step, metrics)
                 self.stopping.note_evaluation(metrics, progress, self.run)
 
     def _evaluate(self, split: str) -> ByLabel | None:
-        """Evaluate a split; return rank 0's metrics. A trained model is kept if that fails."""
+        """Evaluate a split, and save a fully trained model even if the evaluation fails.
+
+        Returns:
+            The metrics of the split on rank 0; None on other ranks.
+        """
         begin = time.perf_counter()
-        loader, group = self.loaders[split], self.group
+        loader = self.loaders[split]
+        group = self.group
         is_trained = 0 < self.progress.step == self.progress.total_steps
         errors: list[BadInputError] = []
         if is_trained:
@@ -261,13 +285,14 @@ class Trainer:
             metrics = evaluate(self.pipeline, self.run, batches, self._stop_if_asked, gauc_column)
             loader.check_epoch()
         except (BadInputError, SchemaError):
-            # Saving is collective. An error in the middle of the evaluation may be this rank's
-            # alone, while the others wait for its next step.
+            # Saving is collective: all ranks must reach it. Errors that were gathered above are
+            # known to all ranks. Any other error may be this rank's alone, while the others wait
+            # for its next step.
             if is_trained and (errors or group.world_size == 1):
                 self._save_model()
                 path = self.settings.save_checkpoint_path
                 if group.rank == 0 and path:
-                    log.warning("%s: written, although the evaluation of %s failed", path, split)
+                    log.warning("%s: saved, although the evaluation of %s failed", path, split)
             raise
         if metrics is not None:
             self.metrics[split] = metrics
@@ -275,13 +300,13 @@ class Trainer:
         return metrics
 
     def _prepare(self, start: Start | None) -> Start:
-        """Return rank 0's ``start`` on all ranks, and regularize tables by its lookups."""
+        """Send rank 0's ``start`` to all ranks, and regularize tables by its lookups."""
         start = broadcast_object(self.group, start) or Start()
         regularize_tables(start, self.run, self.settings)
         return start
 
     def _start(self, start: Start | None = None) -> None:
-        """Load the weights of a run that is not resumed: of a checkpoint, or of ``start``."""
+        """Set the initial weights of a run that is not resumed, from a checkpoint or ``start``."""
         settings = self.settings
         if settings.load_checkpoint_path:
             load_weights(Path(settings.load_checkpoint_path), self.run)
@@ -298,8 +323,10 @@ class Trainer:
         return self.progress.step + (self.ancestor.optimizer_steps if self.ancestor else 0)
 
     def _resume(self) -> bool:
-        """Continue from the newest usable checkpoint; return whether there is one."""
-        settings, group, progress = self.settings, self.group, self.progress
+        """Continue from the newest usable checkpoint, if any; return True if it did."""
+        settings = self.settings
+        group = self.group
+        progress = self.progress
         if self.checkpoints is None:
             return False
         directory = self.checkpoints.directory
@@ -308,18 +335,21 @@ class Trainer:
             return False
         if not settings.resume:
             raise OutputError(
-                f"--checkpoint_dir {directory}: holds a run, up to {checkpoints[-1].name}",
-                "add --resume to go on from there, or choose another directory",
+                f"--checkpoint_dir {directory}: already holds a run, up to {checkpoints[-1].name}",
+                "add --resume to continue it, or choose another directory",
             )
         loader: Any = self.loaders["train"]
-        path, training, beside = resume_from(checkpoints, self._record(), loader, self.run)
-        self.stopping.best, self.stopping.state = training.get("best"), beside.get("best")
+        path, training, more_tensors = resume_from(checkpoints, self._record(), loader, self.run)
+        self.stopping.best = training.get("best")
+        self.stopping.state = more_tensors.get("best")
         self.averaging.samples = training.get("averaged") or 0
-        self.averaging.state = beside.get("average")
+        self.averaging.state = more_tensors.get("average")
         self.finished = training.get("finished")
-        self.resumed, self.checkpoints.saved_step = True, self.finished or training["steps"]
+        self.resumed = True
+        self.checkpoints.saved_step = self.finished or training["steps"]
         self.origin = {name: training.get(name) for name in self.origin}
-        progress.step, progress.samples = training["steps"], training["samples"]
+        progress.step = training["steps"]
+        progress.samples = training["samples"]
         progress.train_seconds = training["train_seconds"]
         self.events.write("resume", step=progress.step, checkpoint=str(path))
         if group.rank == 0:
@@ -335,7 +365,9 @@ class Trainer:
     def save_state(self, position: dict[str, Any] | None = None) -> None:
         """Write a checkpoint to ``--checkpoint_dir``, if given, in the background.
 
-        ``position`` is that of a trial, whose loader has read the training set.
+        Args:
+            position: The state of the training set's loader; None for this trainer's own loader. A
+                trial's loader read the training set if the trial was taken over.
         """
         if self.checkpoints is None:
             return
@@ -356,8 +388,9 @@ class Trainer:
         self.checkpoints.save(self.finished or progress.step, state, record, progress.loss)
 
     def _save_model(self) -> None:
-        """Write ``--save_checkpoint_path``, with the metrics so far."""
-        path, keep = self.settings.save_checkpoint_path, self.settings.keep
+        """Write ``--save_checkpoint_path``, including the metrics so far."""
+        path = self.settings.save_checkpoint_path
+        keep = self.settings.keep
         if path:
             record = {**self._record(), **to_results(self.metrics, self.baselines)}
             save_checkpoint(path, self.run.tensors(), record, self.run)
@@ -366,19 +399,20 @@ class Trainer:
 
     def _stop_if_asked(self) -> None:
         """End the run between two steps, after SIGTERM or when a checkpoint failed on any rank."""
-        checkpoints, requests = self.checkpoints, self.stop_requests
+        checkpoints = self.checkpoints
+        requests = self.stop_requests
         if not (requests and requests.is_asked(checkpoints is not None and checkpoints.failed)):
             return
-        kept = "nothing is kept of it without --checkpoint_dir"
+        outcome = "without --checkpoint_dir, nothing of it is kept"
         if checkpoints:
             checkpoints.wait()
-            self.averaging.take_back()
+            self.averaging.restore()
             if checkpoints.saved_step != (self.finished or self.progress.step):
                 self.save_state()
                 checkpoints.wait()
-            kept = f"--resume continues from the checkpoint of this step in {checkpoints.directory}"
+            outcome = f"--resume continues from its checkpoint in {checkpoints.directory}"
         if self.group.rank == 0:
-            log.warning("SIGTERM: the run ends after step %d; %s", self.progress.step, kept)
+            log.warning("SIGTERM: the run ends after step %d; %s", self.progress.step, outcome)
         raise SystemExit(EXIT_STATUS)
 
     def _result(self) -> TrainResult:

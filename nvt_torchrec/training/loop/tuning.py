@@ -1,6 +1,6 @@
-"""Search settings on valid for a given time, by Optuna's tree-structured Parzen estimator.
+"""Search settings on valid for a given time, with Optuna's tree-structured Parzen estimator.
 
-Each trial is a complete training, as in :mod:`.selection`; the first are like candidates there.
+Each trial is a complete training, as in :mod:`.selection`, whose candidates are the first trials.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.base.versions import missing_package
+from nvt_torchrec.base.versions import make_missing_error
 from nvt_torchrec.formats.feature_spec.events import parse_duration
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.registry import DEFAULT_MODEL, MODEL_FLAGS, MODELS
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The hidden layers over the interaction, as Optuna keeps them.
+#: The hidden layers above the interaction, as strings, because Optuna stores no tuples.
 _LAYERS = ("64", "256,128", "400,400,400")
 _EMBEDDING_DIMS = (8, 16, 32)
 _DROPOUTS = (0.0, 0.1, 0.2, 0.3)
-#: Bounds of the strength of L2.
+#: Bounds of the L2 strength.
 _MIN_L2 = 0.001
 _MAX_L2 = 1.0
-#: The epochs of a training with L2.
+#: The numbers of epochs of a training with L2.
 _EPOCHS = (7, 15, 25)
-#: A batch of a training with L2, in default batches: each step takes time for every weight.
+#: Its batch size, as a multiple of the default: with L2, each step takes time for every weight.
 _BATCHES = (1, 2, 4)
 #: Bounds of the factor of the default learning rates.
 _MIN_RATE_FACTOR = 1 / 3
 _MAX_RATE_FACTOR = 3.0
-#: A user who gives one of these flags has chosen how the model is regularized.
+#: If the user gives any of these flags, the regularization is not searched.
 _REGULARIZING = ("embedding_l2", "batch_norm", "optimizer", "epochs", "batch_size")
-#: A user who gives one of these has chosen the learning rates.
+#: If the user gives any of these flags, the learning rates are not searched.
 _RATES = ("learning_rate", "dense_learning_rate")
 #: The first trials: good candidates of :mod:`.selection`.
 _FIRST: tuple[dict[str, Any], ...] = (
@@ -57,17 +57,17 @@ def tune(
 ) -> Choice:
     """Try settings until the time of ``--tune`` has passed.
 
-    Settings that the user gave are not changed; nor is the model, unless it is the default one. The
-    trial in which the time ends is finished.
+    Settings that the user gave are not changed; the model is only searched if it is the default
+    one. The trial that is running when the time ends is finished.
 
     Args:
         given: The settings that the user gave.
-        settings: The same, filled in as for a run that is not tuned.
+        settings: The same settings with the defaults of a run that is not tuned.
         schema: The columns of the data.
         group: This rank.
 
     Returns:
-        The best settings, on rank 0 the baselines, and the training of the best trial.
+        The best settings, the training of the best trial, and on rank 0 the baselines.
 
     Raises:
         SettingsError: Optuna is not installed, or valid has no rows.
@@ -78,7 +78,8 @@ def tune(
     end = time.monotonic() + seconds
     is_over = False
     while not is_over:
-        trial, chosen = None, {}
+        trial = None
+        chosen = {}
         if study is not None:
             trial = study.ask()
             chosen = _suggest(trial, trials, given, schema, group)
@@ -89,8 +90,8 @@ def tune(
     if trials.best is None:
         raise SettingsError(
             f"--tune {given.tune}: no trial has a log loss of valid",
-            "give valid some rows ([split] of the spec), or a lower --learning_rate if training "
-            "diverges",
+            "give valid rows ([split] of the spec); or, if training diverges, a lower "
+            "--learning_rate",
         )
     if group.rank == 0:
         log.info(
@@ -101,11 +102,11 @@ def tune(
 
 
 def _make_study(seed: int) -> optuna.Study:
-    """Return a study whose suggestions depend on the seed and the results of the trials."""
+    """Return a study whose suggestions depend only on the seed and the results of the trials."""
     try:
         import optuna
     except ModuleNotFoundError as error:
-        raise missing_package(error, "--tune") from None
+        raise make_missing_error(error, "--tune") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
     for parameters in _FIRST:
@@ -114,7 +115,7 @@ def _make_study(seed: int) -> optuna.Study:
 
 
 def _tell_loss(study: optuna.Study, trial: optuna.Trial, loss: float | None) -> None:
-    """Tell a study the loss of a trial; one that has none fails, and the sampler ignores it."""
+    """Tell a study the loss of a trial. Without a loss it fails, and the sampler ignores it."""
     import optuna
 
     if loss is None:
@@ -130,7 +131,7 @@ def _suggest(
     schema: TableSchema,
     group: Group,
 ) -> dict[str, Any]:
-    """Return the settings of a trial that the user has not given, as the study suggests them."""
+    """Return the study's suggestions for the settings that the user did not give."""
     chosen: dict[str, Any] = {"model": given.model}
     if given.model == DEFAULT_MODEL:
         chosen["model"] = trial.suggest_categorical("model", _list_models(given, schema))

@@ -25,10 +25,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from nvt_torchrec.base.command_line import as_text
+from nvt_torchrec.base.command_line import format_value
 from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.models.head import widest_layer
-from nvt_torchrec.models.registry import model_flags
+from nvt_torchrec.models.head import find_widest_layer
+from nvt_torchrec.models.registry import list_model_flags
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS, Remedies
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
@@ -91,7 +91,7 @@ def choose_rates(
     """Return a run's default learning rates of tables and dense layers."""
     optimizer = OPTIMIZERS[settings.table_optimizer]
     dim = config.embedding_dim
-    tables, dense = optimizer.rates(dim, widest_layer(config), global_batch)
+    tables, dense = optimizer.rates(dim, find_widest_layer(config), global_batch)
     if settings.sharding == "data_parallel":
         tables = optimizer.data_parallel_rate(dim) or tables
     tables = _round(tables)
@@ -110,10 +110,10 @@ def choose_warmup(epoch_steps: int) -> int:
 def describe_sizes(settings: TrainSettings, config: ModelConfig, rows: int) -> str:
     """Describe the sizes of a run for its log."""
     layers = []
-    for name in model_flags(config.model):
+    for name in list_model_flags(config.model):
         sizes = config.settings.get(name)
         if isinstance(sizes, list):
-            layers.append(as_text(tuple(sizes)))
+            layers.append(format_value(tuple(sizes)))
     model = config.model
     if layers:
         model += f" of layers {' and '.join(layers)}"

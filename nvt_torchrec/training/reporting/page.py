@@ -15,8 +15,8 @@ from typing import Any
 
 from jinja2 import UndefinedError
 
-from nvt_torchrec.base.command_line import as_text
-from nvt_torchrec.base.errors import BadInputError, as_called
+from nvt_torchrec.base.command_line import format_value
+from nvt_torchrec.base.errors import BadInputError, adapt_commands
 from nvt_torchrec.base.files.atomic import write_text
 from nvt_torchrec.base.pages import render
 from nvt_torchrec.base.pages.charts import Chart, Series, lines
@@ -206,7 +206,7 @@ def list_next_commands(settings: Mapping[str, Any], checkpoint: str | None) -> l
         f"bundle {flags} --output BUNDLE",
         "predict --bundle BUNDLE --input RAW --output SCORES",
     )
-    return [as_called(f"python -m inference {command}") for command in commands]
+    return [adapt_commands(f"python -m inference {command}") for command in commands]
 
 
 def curves(train: Events, evaluations: Events) -> list[Chart]:
@@ -281,7 +281,7 @@ def _split_settings(settings: dict[str, Any]) -> tuple[list[tuple[str, str]], ..
     for name, value in settings.items():
         value = tuple(value) if isinstance(value, list) else value
         field = TrainSettings.__dataclass_fields__.get(name)
-        text = "–" if value is None else str(as_text(value))
+        text = "–" if value is None else str(format_value(value))
         if field is not None and value == field.default:
             defaults.append((name, text))
         else:

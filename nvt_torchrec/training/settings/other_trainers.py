@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-#: docs/flags.md says of each why, or what to use. Flags that are only called otherwise here are
-#: aliases in their declarations (:mod:`training.settings.fields`).
+#: docs/flags.md says for each flag why, or what to use instead. Flags that only have another name
+#: here are aliases in their declarations (:mod:`training.settings.fields`).
 # fmt: off
 LEFT_OUT = frozenset({
     "--auc_device", "--backend", "--base_device", "--bottom_features_ordered",

@@ -1,4 +1,4 @@
-"""The sizes of models that ``--size`` names. Knows no torch, as the flags do not."""
+"""The model sizes of ``--size``. Like the flags, this module does not import torch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """A value of ``--size``; its other fields are the settings of these names.
+    """A value of ``--size``. Except for ``min_rows``, its fields are settings of the same names.
 
     Attributes:
-        min_rows: The number of training rows from which ``--size auto`` chooses it.
+        min_rows: The smallest number of training rows for which ``--size auto`` chooses it.
     """
 
     min_rows: int
@@ -22,10 +22,10 @@ class Size:
     early_stopping: int = 0
 
 
-#: By rising number of rows: a small log has too few for wide tables and many layers, which learn
-#: more slowly and rank worse than logistic regression (``make bench-quality``). The large one is
-#: that of TorchRec's example, but for its optimizer. Logs of numbers gain by many epochs, which a
-#: tiny one has the time for; logs of ids overfit, and stop early.
+#: The sizes, in rising order of ``min_rows``. On a small log, wide tables and many layers would
+#: learn more slowly and rank worse than logistic regression (``make bench-quality``). "large" is
+#: the model of TorchRec's example with another optimizer. "tiny" has time for many epochs: logs of
+#: numeric columns improve over them, and logs of ids, which overfit, stop early.
 SIZES = {
     "tiny": Size(
         min_rows=0,

@@ -1,4 +1,4 @@
-"""The trainer's settings: one dataclass that checks itself, and the command line that makes it."""
+"""The trainer's settings: a dataclass that validates itself, and its command line."""
 
 from __future__ import annotations
 
@@ -8,58 +8,69 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nvt_torchrec.base.command_line import Parser, parse, words
+from nvt_torchrec.base.command_line import Parser, parse, parse_words
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.day_names import parse_days
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.events import parse_duration
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.models.interactions import INTERACTIONS
-from nvt_torchrec.models.registry import MODEL_FLAGS, MODELS, model_flags
+from nvt_torchrec.models.registry import MODEL_FLAGS, MODELS, list_model_flags
 from nvt_torchrec.training.settings.fields import LOGS, TrainFields
 from nvt_torchrec.training.settings.sizes import SIZES
 
-#: What a run takes from its checkpoint unless it is given: sizes of the model, and rates.
+#: Model settings that a run takes from its checkpoint unless they are given.
 MODEL_SIZES = (
-    *("embedding_dim", "dense_arch_layer_sizes", "over_arch_layer_sizes", "first_order"),
-    *("vector_scale", "dense_bins", "max_events", "sequences", "hash_indices", "vectors"),
-    *("batch_norm", "dropout"),
+    "embedding_dim",
+    "dense_arch_layer_sizes",
+    "over_arch_layer_sizes",
+    "first_order",
+    "vector_scale",
+    "dense_bins",
+    "max_events",
+    "sequences",
+    "hash_indices",
+    "vectors",
+    "batch_norm",
+    "dropout",
 )
-#: The sizes of tables that are given; with ``hash_indices`` they are taken from a checkpoint, too.
+#: Flags that give table sizes. With ``hash_indices`` a run takes them from its checkpoint, too.
 TABLE_SIZES = ("num_embeddings", "num_embeddings_per_feature", "max_table_size")
+#: Learning rates and their schedule, which a resumed run keeps.
 RATES = ("learning_rate", "dense_learning_rate", "lr_warmup_steps", "dense_decay")
-#: A flag as the README of TorchRec's example writes it.
+#: A misspelled flag in the README of TorchRec's example.
 THREE_DASHES = "---adagrad"
-#: The steps of an epoch that the default batch gives, at least.
+#: The smallest number of steps per epoch with the default batch size.
 _MIN_STEPS = 350
-#: The smallest default batch, on all ranks.
+#: Bounds of the default global batch size.
 _MIN_BATCH = 32
-#: The largest one.
 _MAX_BATCH = 16_384
-#: The smallest default number of bins of a dense column.
+#: Bounds of the default number of bins of a dense column.
 _MIN_BINS = 8
-#: The largest one.
 _MAX_BINS = 64
-#: The samples of a step of an evaluation, at least, where no batch size is given.
+#: The smallest batch size of evaluations if no batch size is given.
 _MIN_TEST_BATCH = 4096
-#: The flags of what Merlin's loader cannot do.
-_NOT_BY_MERLIN = (
-    *("shuffle_training_set", "undersampling_rate", "checkpoint_dir", "loader_memory"),
+#: Flags that Merlin's loader does not support.
+_UNSUPPORTED_BY_MERLIN = (
+    "shuffle_training_set",
+    "undersampling_rate",
+    "checkpoint_dir",
+    "loader_memory",
     "hash_indices",
 )
 
 
 def _list_interaction_fields() -> list[tuple[str, Any, Any]]:
     """Return the sizes of the interactions as fields of a dataclass."""
-    found = []
-    for kind in INTERACTIONS.values():
-        for field in dataclasses.fields(kind):
+    fields = []
+    for interaction in INTERACTIONS.values():
+        for field in dataclasses.fields(interaction):
             copy = dataclasses.field(default=field.default, metadata=field.metadata)
-            found.append((field.name, field.type, copy))
-    return found
+            fields.append((field.name, field.type, copy))
+    return fields
 
 
-#: The flags, with those of the interactions' sizes: an interaction brings its own.
+#: All flags, including the sizes that each interaction declares.
 _AllFields = dataclasses.make_dataclass(
     "_AllFields", _list_interaction_fields(), bases=(TrainFields,), frozen=True
 )
@@ -88,8 +99,8 @@ class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels to train; () for the data's main one alone."""
-        return words(self.label or "")
+        """The labels to train; () for the data's main label."""
+        return parse_words(self.label or "")
 
     @property
     def label_count(self) -> int:
@@ -97,17 +108,17 @@ class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
         return max(1, len(self.labels))
 
     def batch_size_of(self, split: str) -> int:
-        """Return the samples per step and rank of a split, once :func:`fill_sizes` chose them."""
+        """Return a split's number of samples per step and rank, after :func:`fill_sizes`."""
         return self.batch_size if split == "train" else self.test_batch_size or self.batch_size
 
     def fill_in(self, defaults: Mapping[str, Any]) -> TrainSettings:
-        """Return the settings with those of ``defaults`` that they do not have."""
+        """Return the settings with missing (None) values filled in from ``defaults``."""
         missing = {}
         for name, value in defaults.items():
             if getattr(self, name) is None:
                 missing[name] = value
         if self.adagrad:
-            # It names the optimizer, and contradicts another one.
+            # --adagrad names the optimizer, and excludes --optimizer.
             missing.pop("optimizer", None)
         return dataclasses.replace(self, **missing)
 
@@ -116,7 +127,7 @@ class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
         return Path(self.binary_path) / split
 
     def log_directory(self) -> Path:
-        """Return the directory of the run's log, by default one named by the time of this call."""
+        """Return the directory of the run's log; by default its name is the current time."""
         if self.log_path:
             return Path(self.log_path)
         if self.checkpoint_dir:
@@ -124,16 +135,17 @@ class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
         return Path(LOGS) / time.strftime("%Y%m%d-%H%M%S")
 
     def check_data(self) -> None:
-        """Check that ``binary_path`` is what the ETL writes, before anything is loaded.
+        """Check that ``binary_path`` is an output of the ETL, before anything is loaded.
 
         Raises:
-            SettingsError: It is missing or is something else, with a hint at the right path.
+            SettingsError: It does not exist or is another directory; the error hints at the right
+                path.
         """
         path = Path(self.binary_path)
         flag = f"--binary_path {self.binary_path}"
         where = (
-            "it is OUT/criteo_binary/split of: python -m etl run; python -m etl synthesize makes a "
-            "log to begin with"
+            "give OUT/criteo_binary/split, which `python -m etl run` writes; `python -m etl "
+            "synthesize` makes a log to begin with"
         )
         if not path.is_dir():
             raise SettingsError(f"{flag}: no such directory", where)
@@ -144,42 +156,44 @@ class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
         if all((inner / split).is_dir() for split in SPLITS):
             hint = f"give the directory of the splits: --binary_path {inner}"
         elif "valid" in missing and (path / "validation").is_dir():
-            hint = "there is a directory 'validation'; the ETL calls it 'valid': rename it"
+            hint = "rename the directory 'validation': the ETL calls it 'valid'"
         else:
             hint = where
         raise SettingsError(f"{flag}: holds no {', '.join(missing)}", hint)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
+        """Return the settings as a JSON-ready dict."""
         return dataclasses.asdict(self)
 
 
 def table_optimizer(settings: Mapping[str, Any]) -> str:
-    """Return the optimizer that two settings name together."""
-    return "rowwise_adagrad" if settings.get("adagrad") else settings.get("optimizer") or "sgd"
+    """Return the optimizer that ``adagrad`` and ``optimizer`` name together."""
+    if settings.get("adagrad"):
+        return "rowwise_adagrad"
+    return settings.get("optimizer") or "sgd"
 
 
 def fill_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
-    """Fill in the sizes of model and batch, and the optimizer, that ``settings`` do not have.
+    """Fill in the sizes of model and batch, and the optimizer, if ``settings`` leave them open.
 
     Args:
         settings: The settings of the run.
-        rows: The rows of the training set.
+        rows: The number of rows of the training set.
         ranks: The number of ranks.
     """
-    name = size_for(rows) if settings.size == "auto" else settings.size
+    name = choose_size_name(rows) if settings.size == "auto" else settings.size
     size = SIZES[name]
     layers = settings.dense_arch_layer_sizes
     dim = settings.embedding_dim or (layers[-1] if layers else size.embedding_dim)
-    batch = max(1, global_batch_for(rows) // ranks)
+    batch = max(1, choose_global_batch(rows) // ranks)
     chosen = {
         "embedding_dim": dim,
         "optimizer": size.optimizer,
         "batch_size": batch,
         "max_events": 50,
-        "dense_bins": bins_for(rows),
+        "dense_bins": choose_bins(rows),
     }
-    # A trained model was stopped where it is best, and a number of steps is a length already.
+    # A continued model was already stopped at its best, and --max_steps already sets a length.
     is_continued = bool(settings.continue_from or settings.load_checkpoint_path)
     is_one_epoch = settings.mode != "train" or is_continued or bool(settings.max_steps)
     chosen["early_stopping"] = 0
@@ -187,19 +201,19 @@ def fill_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
         chosen["epochs"] = 1 if is_one_epoch else size.epochs
         if not is_one_epoch:
             chosen["early_stopping"] = size.early_stopping
-    # Layers whose last width follows from the data or from the tables.
+    # The data or the tables determine the width of the last layer.
     last_widths = {"dense_arch_layer_sizes": dim, "over_arch_layer_sizes": settings.label_count}
     for flag, width in last_widths.items():
-        if flag in model_flags(settings.model):
+        if flag in list_model_flags(settings.model):
             chosen[flag] = (*getattr(size, flag)[:-1], width)
     if settings.batch_size is None:
-        chosen["test_batch_size"] = test_batch_for(batch)
+        chosen["test_batch_size"] = choose_test_batch(batch)
     return dataclasses.replace(settings.fill_in(chosen), **{"size": name})
 
 
-def size_for(rows: int) -> str:
-    """Return the largest size that so many training rows can train."""
-    # They rise, so the last one that fits is the largest.
+def choose_size_name(rows: int) -> str:
+    """Return the name of the largest size for this number of training rows."""
+    # SIZES is sorted by min_rows, so the last one that fits is the largest.
     largest = "tiny"
     for name, size in SIZES.items():
         if size.min_rows <= rows:
@@ -207,44 +221,46 @@ def size_for(rows: int) -> str:
     return largest
 
 
-def bins_for(rows: int) -> int:
-    """Return the bins of each dense column for so many training rows."""
+def choose_bins(rows: int) -> int:
+    """Return the number of bins per dense column for this number of training rows."""
     return max(_MIN_BINS, min(_MAX_BINS, round(2 * rows ** (1 / 3))))
 
 
-def global_batch_for(rows: int) -> int:
-    """Return the samples of a step, on all ranks: a power of two."""
+def choose_global_batch(rows: int) -> int:
+    """Return the global batch size for this number of training rows, a power of two."""
     # The largest power of two that leaves enough steps.
     batch = 1 << max(0, (rows // _MIN_STEPS).bit_length() - 1)
     return max(_MIN_BATCH, min(batch, _MAX_BATCH))
 
 
-def test_batch_for(batch: int) -> int:
-    """Return the samples of a step of an evaluation, of a run that chooses those of a step."""
+def choose_test_batch(batch: int) -> int:
+    """Return the batch size of evaluations if the training's, ``batch``, was chosen by default."""
     return max(batch, _MIN_TEST_BATCH)
 
 
 def _check_layers(settings: TrainSettings) -> None:
-    taken = model_flags(settings.model)
-    if not taken and ":" not in settings.model:
-        remedy = f"one of {', '.join(MODELS)}, or MODULE:FUNCTION of your own"
-        raise SettingsError(f"--model {settings.model}: there is no such model", remedy)
-    if taken and settings.model_settings:
-        flags = ", ".join(f"--{name}" for name in taken)
+    supported = list_model_flags(settings.model)
+    if not supported and ":" not in settings.model:
+        remedy = f"give one of {', '.join(MODELS)}, or MODULE:FUNCTION for a custom model"
+        raise SettingsError(f"--model {settings.model}: no such model", remedy)
+    if supported and settings.model_settings:
+        flags = ", ".join(f"--{name}" for name in supported)
         raise SettingsError(
             f"--model_settings has no effect with --model {settings.model}", f"give {flags}"
         )
     defaults = {field.name: field.default for field in dataclasses.fields(settings)}
     for name in MODEL_FLAGS:
-        if getattr(settings, name) != defaults[name] and name not in taken:
-            models = ", ".join(model for model in MODELS if name in model_flags(model))
+        if getattr(settings, name) != defaults[name] and name not in supported:
+            models = ", ".join(model for model in MODELS if name in list_model_flags(model))
             raise SettingsError(
                 f"--{name} has no effect with --model {settings.model}",
                 f"leave it out, or choose another --model: {models}",
             )
     if settings.embedding_dim is not None and settings.embedding_dim % 4:
-        what = f"--embedding_dim {settings.embedding_dim}"
-        raise SettingsError(what, "FBGEMM's tables need a multiple of 4")
+        raise SettingsError(
+            f"--embedding_dim {settings.embedding_dim}: not a multiple of 4",
+            "FBGEMM's tables need a multiple of 4",
+        )
 
 
 def _check_schedule(settings: TrainSettings) -> None:
@@ -271,10 +287,10 @@ def _check_run(settings: TrainSettings) -> None:
         )
     if settings.loader != "merlin":
         return
-    for name in _NOT_BY_MERLIN:
+    for name in _UNSUPPORTED_BY_MERLIN:
         if getattr(settings, name):
             remedy = f"leave --{name} out, or use --loader kjt (docs/loader.md)"
-            raise SettingsError(f"--loader merlin cannot do --{name}", remedy)
+            raise SettingsError(f"--loader merlin does not support --{name}", remedy)
 
 
 def _check_tuning(settings: TrainSettings) -> None:
@@ -285,7 +301,7 @@ def _check_tuning(settings: TrainSettings) -> None:
         )
     if settings.tune is not None and settings.model not in MODELS:
         raise SettingsError(
-            f"--tune has no effect with --model {settings.model}: its settings are not known",
+            f"--tune cannot search the settings of --model {settings.model}, which are unknown",
             "leave it out, or choose a model of this project",
         )
 
@@ -301,12 +317,12 @@ def _check_days(settings: TrainSettings) -> None:
 
 
 def build_parser() -> Parser:
-    """Make the parser, without the arguments that :class:`TrainSettings` declares."""
+    """Make the parser, still without the arguments that :class:`TrainSettings` declares."""
     return Parser(
         prog="python train_torchrec.py",
         usage="python train_torchrec.py FLAGS",
         description="Train a sharded model on the parquet that `python -m etl run` wrote.",
-        epilog="With several processes: torchx run -s local_cwd dist.ddp -j 1x8 "
+        epilog="To train with several processes: torchx run -s local_cwd dist.ddp -j 1x8 "
         "--script train_torchrec.py -- FLAGS, or: torchrun --nproc-per-node 8 "
         "train_torchrec.py FLAGS. docs/flags.md compares the flags with those of other trainers.",
     )
@@ -316,7 +332,7 @@ def parse_settings(argv: Sequence[str]) -> TrainSettings:
     """Parse the trainer's command line.
 
     Raises:
-        SettingsError: A flag is unknown (with the one that was probably meant), a value is not
+        SettingsError: A flag is unknown (the error names the most similar one), a value is not
             allowed, or settings contradict each other.
     """
     argv = ["--adagrad" if argument == THREE_DASHES else argument for argument in argv]

@@ -11,7 +11,7 @@ from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import RESERVED_IDS, Columns
-from nvt_torchrec.models.registry import MODELS, load_model, model_flags
+from nvt_torchrec.models.registry import MODELS, list_model_flags, load_model
 from nvt_torchrec.models.regularization import REGULARIZATION
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
 from nvt_torchrec.training.settings.train_settings import TrainSettings
@@ -69,7 +69,7 @@ def _choose_model_settings(settings: TrainSettings, columns: Columns) -> dict[st
     """Return the JSON-ready settings of the model's ``build`` function."""
     if settings.model not in MODELS:
         return dict(settings.model_settings or {})
-    chosen = {name: getattr(settings, name) for name in model_flags(settings.model)}
+    chosen = {name: getattr(settings, name) for name in list_model_flags(settings.model)}
     choose = getattr(load_model(settings.model), "choose_settings", None)
     if choose:
         chosen = choose(chosen, columns)

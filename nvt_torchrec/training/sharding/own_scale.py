@@ -28,7 +28,7 @@ from nvt_torchrec.models.contract import (
     find_raw_columns,
     find_vector_columns,
 )
-from nvt_torchrec.models.dense_vectors import draw_inputs, locate_vectors, take_inputs
+from nvt_torchrec.models.dense_vectors import draw_random_inputs, locate_vectors, take_inputs
 from nvt_torchrec.models.head import build_head
 from nvt_torchrec.training.launch.distributed import Group, call_on_rank_0
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
@@ -115,7 +115,7 @@ def _make_inputs(
         inputs[argument] = torch.full((_ROWS, len(names)), value)
     given = locate_vectors(columns, find_vector_columns(module))
     if given:
-        inputs["dense_vectors"] = take_inputs(draw_inputs(columns, _ROWS, generator), given)
+        inputs["dense_vectors"] = take_inputs(draw_random_inputs(columns, _ROWS, generator), given)
     if columns.lists:
         inputs["lists"] = draw_vectors(len(columns.lists), columns.max_events)
         inputs["present"] = torch.ones(inputs["lists"].shape[:3], dtype=torch.bool)

@@ -37,7 +37,7 @@ from nvt_torchrec.workflows.stored_table import StoredTable
 from nvt_torchrec.workflows.stored_tables import StoredTables
 from nvt_torchrec.workflows.vector_stores import gather_vectors
 
-#: Events of a history that are looked up, where no model says how many it takes.
+#: Events of a history that are looked up for a row, unless a model takes another number.
 MAX_EVENTS = 50
 _NO_BITS = np.empty(0, np.uint64)
 
@@ -48,16 +48,16 @@ class CompiledWorkflow:
 
     Attributes:
         spec: The columns.
-        schema: Of the data it writes.
-        digest: Of the workflow it was compiled from; see :mod:`workflows.description`.
+        schema: The schema of its output.
+        digest: The digest of the workflow it was compiled from; see :mod:`workflows.description`.
         path: The directory of the workflow, without symbolic links.
-        events: What happened before, as of the last day of the ETL; None for a spec without events.
-        tables: The tables that columns are joined from; None for a spec without.
-        vectors: The vectors that rows find in them; None for a spec without.
-        row_spec: The columns of rows in memory: also lists of the values of histories, which a
-            caller may give (:meth:`take_histories`).
-        histories: The histories whose lists ``row_spec`` has.
-        max_events: How many events of a history are taken at most.
+        events: The event state as of the last day of the ETL; None for a spec without events.
+        tables: The tables that columns are joined from; None for a spec without tables.
+        vectors: The vectors of these tables; None for a spec without vectors.
+        row_spec: The columns of rows in memory: those of ``spec``, and the list columns that
+            :meth:`add_histories` adds.
+        histories: The histories whose list columns ``row_spec`` has.
+        max_events: The maximum number of events of a history.
     """
 
     spec: FeatureSpec
@@ -69,7 +69,7 @@ class CompiledWorkflow:
     _words: np.ndarray
     _text: np.ndarray
     _text_begins: np.ndarray
-    _places: np.ndarray
+    _regions: np.ndarray
     _mapped: tuple[MappedArray, ...]
     row_spec: FeatureSpec
     tables: StoredTables | None = None
@@ -80,70 +80,77 @@ class CompiledWorkflow:
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """The columns of :attr:`row_spec` that rows need not have."""
+        """The columns of :attr:`row_spec` that rows may lack: the lists of histories."""
         return tuple(self.row_spec.categorical_names[len(self.spec.categorical) :])
 
-    def take_histories(
+    def add_histories(
         self, histories: Sequence[StoredHistory], maximum: int = MAX_EVENTS
     ) -> CompiledWorkflow:
-        """Return the workflow that encodes lists of the values of histories as well.
+        """Return the workflow with a list column for each column of the given histories.
 
-        Where a row has none, the newest ``maximum`` events of ``events`` take their place.
+        Callers may pass these lists with a row. For other rows, the newest ``maximum`` events of
+        the event state are used.
         """
-        shared = [name for history in histories for name in history.columns]
-        places = [self.spec.categorical_names.index(name) for name in shared]
-        names = [name for history in histories for name in history.features]
-        columns = [self.spec.categorical[place] for place in places]
-        lists = [
-            dataclasses.replace(
-                column, name=name, multi_hot=True, vocabulary=column.vocabulary_name,
-                derive=None, table="",
-                reading=dataclasses.replace(column.reading, sources=(name,)),
-            )
-            for name, column in zip(names, columns, strict=True)
-        ]  # fmt: skip
-        categorical = (*self.spec.categorical, *lists)
+        categorical = list(self.spec.categorical)
+        indices = list(range(len(categorical)))
+        for history in histories:
+            for name, feature in zip(history.columns, history.features, strict=True):
+                index = self.spec.categorical_names.index(name)
+                column = self.spec.categorical[index]
+                indices.append(index)
+                categorical.append(
+                    dataclasses.replace(
+                        column,
+                        name=feature,
+                        multi_hot=True,
+                        vocabulary=column.vocabulary_name,
+                        derive=None,
+                        table="",
+                        reading=dataclasses.replace(column.reading, sources=(feature,)),
+                    )
+                )
         return dataclasses.replace(
             self,
-            row_spec=dataclasses.replace(self.spec, categorical=categorical),
+            row_spec=dataclasses.replace(self.spec, categorical=tuple(categorical)),
             histories=tuple(histories),
             max_events=maximum,
-            _places=self._places[[*range(len(self.spec.categorical)), *places]],
+            _regions=self._regions[indices],
         )
 
     def transform(self, rows: RawRows) -> EncodedRows:
         """Encode rows that were read with this spec.
 
-        Thread-safe; holds the interpreter lock for a few µs a column. Except for lists and strings,
-        only the result is allocated. Rows whose aggregates were not added, as the ETL does, get
-        those of ``events``, and rows without the columns of tables get these.
+        Thread-safe; holds the interpreter lock for a few µs for each column. Except for lists and
+        strings, only the result is allocated. Rows without aggregates get those of ``events``, and
+        rows without the columns of tables get those of ``tables``; the ETL has added both before.
 
         Raises:
             BadInputError: A file of the compiled workflow was written to since it was opened.
         """
         self._check()
         if self.tables is not None:
-            rows = self.tables.join(rows, self.spec)  # unless the ETL has looked them up
+            rows = self.tables.join(rows, self.spec)  # returns rows of the ETL unchanged
         if self.events is not None and rows.groups is not None and not rows.has_aggregates:
-            rows = self.events.add(rows)
+            rows = self.events.add_aggregates(rows)
         dense = np.empty((len(self.spec.dense), len(rows)), np.float32)
         self._dense.transform(rows.dense, rows.dense_missing, dense)
-        tallies = np.zeros((len(self._places), 2), np.int64)
+        tallies = np.zeros((len(self._regions), 2), np.int64)
         missing = rows.categorical_missing
         if isinstance(rows.categorical, np.ndarray):
             ids = Ids(np.empty(rows.categorical.shape, np.int32))
             for word, begin in zip(missing, range(0, len(ids.values), WORD_BITS), strict=False):
                 columns = slice(begin, begin + WORD_BITS)
                 tables.encode_hex(
-                    rows.categorical[columns], word, 0, self._words, self._places[columns],
+                    rows.categorical[columns], word, 0, self._words, self._regions[columns],
                     ids.values[columns], tallies[columns],
                 )  # fmt: skip
         elif isinstance(rows.categorical, FlatColumns) and len(rows.categorical) == len(tallies):
-            lookup = self._words, self._places, self._text_begins, self._text
+            lookup = self._words, self._regions, self._text_begins, self._text
             ids = flat_tables.encode_columns(rows.categorical, missing, *lookup, tallies)
         else:
-            known = rows.categorical[: len(tallies)]  # others were read for another workflow
-            ids = self._encode_columns(known, missing, tallies, rows.table_rows)
+            # Rows that were read for a workflow with histories have more columns.
+            own_columns = rows.categorical[: len(tallies)]
+            ids = self._encode_columns(own_columns, missing, tallies, rows.table_rows)
         if self.events is not None and rows.groups is not None and self.histories:
             sizes = dict(zip(self.schema.categorical, self.schema.table_sizes, strict=True))
             ids = self.events.add_histories(
@@ -163,7 +170,7 @@ class CompiledWorkflow:
         )
 
     def take_vectors(self, rows: EncodedRows) -> np.ndarray:
-        """Return ``dense_vectors`` of rows, see :func:`workflows.vector_stores.gather_vectors`."""
+        """Return ``dense_vectors`` of rows; see :func:`workflows.vector_stores.gather_vectors`."""
         assert self.vectors is not None
         assert rows.vector_rows is not None
         return gather_vectors(self.vectors, rows.vector_rows, rows.given_vectors)
@@ -172,23 +179,23 @@ class CompiledWorkflow:
         for array in self._mapped:
             array.check()
 
-    def host_arrays(self) -> tuple[np.ndarray, np.ndarray, DensePlan]:
-        """Return what the transform reads, for a copy of it on a card.
+    def get_host_arrays(self) -> tuple[np.ndarray, np.ndarray, DensePlan]:
+        """Return the arrays that the transform reads, to be copied to a GPU.
 
         Returns:
-            All hash tables; the place of each column's table, int64 [columns, fields]; the plan of
-            the dense transform.
+            All hash tables, uint64; the region of each column's table, int64 [columns, fields]; the
+            plan of the dense transform.
 
         Raises:
             BadInputError: A file of the compiled workflow was written to since it was opened.
         """
         self._check()
-        return self._words, self._places, self._dense
+        return self._words, self._regions, self._dense
 
     def find(self, column: str, values: np.ndarray | pa.StringArray) -> np.ndarray:
-        """Return the place of values in the vocabulary of a categorical column: int64 [n].
+        """Return the index of each value in the vocabulary of a categorical column, int64 [n].
 
-        The first value has place 0; values out of the vocabulary have place -1.
+        The first value has index 0, out-of-vocabulary values have index -1.
 
         Args:
             column: The name of a column.
@@ -220,38 +227,42 @@ class CompiledWorkflow:
         tallies: np.ndarray,
         table_rows: np.ndarray | None = None,
     ) -> Ids:
-        rows, end = missing.shape[1], 0
+        rows = missing.shape[1]
         columns = [*columns]
-        of_tables = {}
+        ids_from_tables = {}
         if table_rows is not None:
-            of_tables = self._look_up_ids(table_rows, tallies)
-            for j, looked_up in of_tables.items():
-                columns[j] = looked_up
+            ids_from_tables = self._look_up_ids(table_rows, tallies)
+            for j, column_ids in ids_from_tables.items():
+                columns[j] = column_ids
         ids = np.empty(sum(len(get_flat_values(values)) for values in columns), np.int32)
-        each, offsets = np.arange(rows + 1), None
+        offsets = None
         if any(isinstance(values, Jagged) for values in columns):
             offsets = np.empty((len(columns), rows + 1), np.int32)
+        one_each = np.arange(rows + 1)
+        end = 0
         for j, values in enumerate(columns):
-            flat, absent, tally = get_flat_values(values), get_word(missing, j), tallies[j]
+            flat = get_flat_values(values)
             begin, end = end, end + len(flat)
             if offsets is not None:
-                offsets[j] = values.offsets if isinstance(values, Jagged) else each
+                offsets[j] = values.offsets if isinstance(values, Jagged) else one_each
                 offsets[j] += begin
-            if j in of_tables:
+            if j in ids_from_tables:
                 ids[begin:end] = flat
                 continue
-            if isinstance(values, Jagged):  # a missing list is empty, and not the id 1
-                tally[0] = np.count_nonzero(absent >> get_bit(j) & np.uint64(1))
+            absent = get_word(missing, j)
+            if isinstance(values, Jagged):  # a missing list stays empty, and does not get id 1
+                tallies[j, 0] = np.count_nonzero(absent >> get_bit(j) & np.uint64(1))
                 absent = _NO_BITS
-            self._encode(j, flat, absent, ids[begin:end], tally)
+            self._encode(j, flat, absent, ids[begin:end], tallies[j])
         return Ids(ids if offsets is not None else ids.reshape(len(columns), rows), offsets)
 
     def _look_up_ids(self, table_rows: np.ndarray, tallies: np.ndarray) -> dict[int, Any]:
-        """Return the ids of the columns of tables, by their index: int32 [n], or lists of them.
+        """Return the ids of table columns, by index of the column: int32 [n], or lists of int32.
 
         Args:
             table_rows: See :class:`RawRows`.
-            tallies: Gets the numbers of null ids and of those out of vocabulary.
+            tallies: int64 [columns, 2], into which the numbers of null ids and out-of-vocabulary
+                ids of these columns are written.
         """
         assert self.tables is not None
         numbers = {rule.name: i for i, rule in enumerate(self.spec.joined_tables)}
@@ -268,9 +279,9 @@ class CompiledWorkflow:
         return found
 
     def _encode_distinct(self, j: int, column: CategoricalColumn, table: StoredTable) -> np.ndarray:
-        """Return the ids of the distinct values of a column of a table, int32; they are kept."""
-        if j not in self._table_ids:  # threads may compute it twice
-            self._table_ids[j] = self.encode_values(column.name, table.distinct(column.name))
+        """Return the ids of the distinct values of a table's column, int32, from a cache."""
+        if j not in self._table_ids:  # two threads may both compute them, which does no harm
+            self._table_ids[j] = self.encode_values(column.name, table.list_distinct(column.name))
         return self._table_ids[j]
 
     def _encode(
@@ -281,17 +292,18 @@ class CompiledWorkflow:
         ids: np.ndarray,
         tally: np.ndarray,
     ) -> None:
-        """Write the ids of values to ``ids``, and add the null and unknown ones to ``tally``."""
-        place, bit = self._places[j], int(get_bit(j))
+        """Write the ids of values to ``ids``; add null and out-of-vocabulary ones to ``tally``."""
+        region = self._regions[j]
+        bit = int(get_bit(j))
         if not isinstance(values, np.ndarray):
             begins, data = string_parts(values)
             texts = self._text_begins, self._text
             text_tables.encode_text(
-                begins, data, missing, bit, self._words, place, *texts, ids, tally
+                begins, data, missing, bit, self._words, region, *texts, ids, tally
             )
         elif values.dtype == np.int64:
-            tables.encode_int(values, missing, bit, self._words, place, ids, tally)
+            tables.encode_int(values, missing, bit, self._words, region, ids, tally)
         else:
             tables.encode_hex(
-                values[None], missing, bit, self._words, place[None], ids[None], tally[None]
+                values[None], missing, bit, self._words, region[None], ids[None], tally[None]
             )

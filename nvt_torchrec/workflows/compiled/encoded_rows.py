@@ -1,4 +1,4 @@
-"""Rows that a workflow has encoded, and as a table."""
+"""Rows that a workflow has encoded, and their conversion to a table."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class EncodedRows:
     """``n`` rows transformed by a workflow.
 
     Attributes:
-        labels: float32 [labels, n]; [0, n] where the rows had none.
+        labels: float32 [labels, n]; [0, n] if the rows had no labels.
         dense: float32 [dense columns, n].
-        ids: int32.
-        null: int64 [categorical columns], in how many rows each was missing (a missing list
-            becomes an empty one, any other missing value id 1).
-        oov: int64 [categorical columns], how many ids stand for values outside of the vocabulary:
-            for a hashed column all but the null ones.
-        weight: float32 [n], or None where the rows had none.
+        ids: The ids of the categorical columns, int32.
+        null: int64 [categorical columns], the number of rows in which each was missing (a missing
+            list becomes an empty one, any other missing value id 1).
+        oov: int64 [categorical columns], the number of out-of-vocabulary ids; for a hashed column
+            all but the null ones.
+        weight: float32 [n]; None if the rows had no weight.
         log_q_correction: float32 [n], see :class:`formats.rows.RawRows`.
         pointers: See :class:`formats.rows.RawRows`.
         vector_rows: int32 [vectors, n], the number of each row's vector, -1 for none, see
-            :mod:`formats.vectors`; None for a spec without.
-        given_vectors: By name, the vectors that rows to score hold themselves.
+            :mod:`formats.vectors`; None for a spec without vectors.
+        given_vectors: The vectors that rows to score bring themselves, by name.
     """
 
     labels: np.ndarray
@@ -53,8 +53,8 @@ class EncodedRows:
 def split_rows(rows: EncodedRows, size: int) -> list[EncodedRows]:
     """Split rows to score into parts of up to ``size`` rows.
 
-    The first part keeps the counts of missing and unknown values of all rows, so that each value is
-    counted once.
+    The first part keeps the counts of null and out-of-vocabulary ids of all rows, and the others
+    have zeros, so that nothing is counted twice.
     """
     if len(rows) <= size:
         return [rows]
@@ -78,7 +78,7 @@ def split_rows(rows: EncodedRows, size: int) -> list[EncodedRows]:
 
 
 def join_rows(parts: Sequence[EncodedRows]) -> tuple[np.ndarray, Ids]:
-    """Concatenate rows: dense float32 [columns, n] and ids."""
+    """Concatenate parts: return dense values, float32 [columns, n], and ids."""
     if len(parts) == 1:
         return parts[0].dense, parts[0].ids
     dense = np.concatenate([rows.dense for rows in parts], axis=1)
@@ -86,10 +86,10 @@ def join_rows(parts: Sequence[EncodedRows]) -> tuple[np.ndarray, Ids]:
 
 
 def to_table(rows: EncodedRows, schema: TableSchema) -> pa.Table:
-    """The rows as a table of :attr:`TableSchema.arrow`, without a copy.
+    """Convert rows to a table of :attr:`TableSchema.arrow`, without a copy.
 
     Raises:
-        SchemaError: The rows were read without labels.
+        SchemaError: The schema has columns that the rows lack, such as labels.
     """
     fields = schema.arrow
     if len(rows.labels) != len(schema.labels) or (schema.weight and rows.weight is None):

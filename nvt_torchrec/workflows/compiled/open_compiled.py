@@ -27,19 +27,19 @@ def load(
 ) -> CompiledWorkflow:
     """Open the compiled form of the workflow saved at ``path``.
 
-    Tables are mapped, not read: opening takes milliseconds whatever their size, processes share
-    them, and the first lookups bring in the pages they touch.
+    Tables are mapped into memory, not read: opening takes milliseconds regardless of their size,
+    processes share them, and the first lookups load the pages they touch.
 
     Args:
         path: The workflow's directory.
-        verify: Read the arrays, and compare their checksums with those they were built with.
-            Without it, damaged arrays give wrong ids, but all of them are inside their column's
-            table, and nothing is read outside of the arrays.
-        events: Open what happened before, too; not while the ETL makes it.
-        vectors: Open the vectors of a spec that has some, too; not for a model that takes none.
+        verify: Read the arrays and compare their checksums. Without it, damaged arrays give wrong
+            ids, but all ids are within their column's embedding table, and nothing is read outside
+            of the arrays.
+        events: Open the event state of a spec with events; False while the ETL makes that state.
+        vectors: Open the vectors of a spec with vectors; False for a model that takes none.
 
     Raises:
-        BadInputError: There is no saved workflow, it is not compiled, or a file is missing or
+        BadInputError: The path has no saved workflow, it is not compiled, or a file is missing or
             damaged.
         SchemaError: It was compiled from another workflow, or by another version of this program.
     """
@@ -49,26 +49,29 @@ def load(
     mapped = tuple(_open(path, name, plan.arrays, verify) for name in compiler.ARRAYS)
     words, text, text_begins = (array.values for array in mapped)
     try:
-        places = _places(description, plan.tables, len(words), len(text_begins))
+        regions = _locate_tables(description, plan.tables, len(words), len(text_begins))
         dense = DensePlan(description.spec, description.statistics)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise _damaged(path, path / compiler.DIRECTORY / compiler.PLAN_FILE, error) from error
+        raise _make_damaged_error(
+            path, path / compiler.DIRECTORY / compiler.PLAN_FILE, error
+        ) from error
+    state = None
+    if events and description.spec.events:
+        state = EventState.load(description, verify=verify)
     return CompiledWorkflow(
         spec=description.spec,
         schema=description.table_schema,
         digest=description.digest,
         path=path.resolve(),
-        events=EventState.load(description, verify=verify)
-        if events and description.spec.events
-        else None,
+        events=state,
         _dense=dense,
         _words=words,
         _text=text,
         _text_begins=text_begins,
-        _places=places,
+        _regions=regions,
         _mapped=mapped,
         row_spec=description.spec,
-        tables=StoredTables.open_beside(description, verify=verify),
+        tables=StoredTables.open(description, verify=verify),
         vectors=open_vectors(description, verify=verify) if vectors else None,
     )
 
@@ -80,8 +83,8 @@ def _read_plan(path: Path, description: WorkflowDescription) -> compiler.Compile
     plan = compiler.FORMAT.read(compiler.CompiledPlan, file, _AGAIN.format(path))
     if plan.workflow_digest != description.digest:
         raise SchemaError(
-            f"{file}: compiled from another workflow ({plan.workflow_digest[:12]}…) than the one "
-            f"it lies beside ({description.digest[:12]}…)",
+            f"{file}: compiled from another workflow: its digest is {plan.workflow_digest[:12]}…, "
+            f"not {description.digest[:12]}…",
             _AGAIN.format(path),
         )
     return plan
@@ -94,42 +97,50 @@ def _open(
     try:
         array = MappedArray(file, compiler.ARRAYS[name], 1)
         if len(array.values) != arrays[name].length:
-            raise ValueError(f"{len(array.values)} values instead of {arrays[name].length}")
+            raise ValueError(f"expected {arrays[name].length} values, found {len(array.values)}")
         if verify and zlib.crc32(array.values.data) != arrays[name].crc32:
             raise ValueError("its checksum differs from that of the file that was written")
     except (OSError, ValueError, KeyError) as error:
-        raise _damaged(path, file, error) from error
+        raise _make_damaged_error(path, file, error) from error
     return array
 
 
-def _damaged(path: Path, file: Path, error: object) -> BadInputError:
+def _make_damaged_error(path: Path, file: Path, error: object) -> BadInputError:
     return BadInputError(f"{file}: missing or damaged: {error}", _AGAIN.format(path))
 
 
-def _places(
+def _locate_tables(
     description: WorkflowDescription,
-    plan: dict[str, compiler.TablePlace],
+    plan: dict[str, compiler.TableRegion],
     words: int,
     text_begins: int,
 ) -> np.ndarray:
-    """int64 [columns, fields], checked: kernels read only there. Raises ValueError."""
+    """Return the region of each column's table, int64 [columns, fields].
+
+    Kernels read only within these regions, so they are checked here.
+
+    Raises:
+        ValueError: A region is not within the arrays.
+    """
     columns = description.spec.categorical
-    places = np.zeros((len(columns), tables.PLACE_FIELDS), np.int64)
+    regions = np.zeros((len(columns), tables.REGION_FIELDS), np.int64)
     for j, column in enumerate(columns):
-        place = plan[column.vocabulary_name]
+        region = plan[column.vocabulary_name]
         values = description.vocabularies[column.name].values
-        end = place.begin + tables.words_for(place.slots, wide=place.wide)
-        inside = 0 <= place.begin < end <= words and place.slots < 2**32
-        inside &= (place.values, place.slots) == (values, tables.slots_for(values))
+        end = region.begin + tables.count_words(region.slots, wide=region.wide)
+        is_valid = 0 <= region.begin < end <= words and region.slots < 2**32
+        is_valid &= (region.values, region.slots) == (values, tables.count_slots(values))
         if RAW_TYPES[column.raw].is_text:
-            inside &= place.wide and 0 <= place.text <= text_begins - 1 - place.values
+            is_valid &= region.wide and 0 <= region.text <= text_begins - 1 - region.values
         elif RAW_TYPES[column.raw].dtype == "uint32":
-            inside &= not place.wide
-        if not inside:
+            is_valid &= not region.wide
+        if not is_valid:
             raise ValueError(f"the table of column {column.name} is not in the files")
-        # in the order of the fields
-        places[j] = (
-            place.begin, place.slots, place.wide, column.oov_ids, column.reserved_ids, values,
-            place.text,
-        )  # fmt: skip
-    return places
+        regions[j, tables.REGION_BEGIN] = region.begin
+        regions[j, tables.REGION_SLOTS] = region.slots
+        regions[j, tables.REGION_WIDE] = region.wide
+        regions[j, tables.REGION_OOV_IDS] = column.oov_ids
+        regions[j, tables.REGION_FIRST_ID] = column.reserved_ids
+        regions[j, tables.REGION_VALUES] = values
+        regions[j, tables.REGION_TEXT] = region.text
+    return regions

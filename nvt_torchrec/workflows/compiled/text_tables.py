@@ -1,8 +1,7 @@
-"""Tables of strings: insertion and lookup.
+"""Hash tables of strings: insertion and lookup.
 
-They are wide tables (:mod:`workflows.compiled.tables`) of the strings' hashes. The strings of all
-vocabularies lie one after the other in an array of bytes; strings with equal hashes are
-distinguished by their bytes.
+They are wide tables (:mod:`workflows.compiled.tables`) of the strings' hashes. One array of bytes
+holds the strings of all vocabularies, which are compared to tell strings with equal hashes apart.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import numba
 import numpy as np
 from numba import types
 
-from nvt_torchrec.base.hashing import murmur3_of_bytes
+from nvt_torchrec.base.hashing import hash_murmur3_bytes
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.workflows.compiled import tables
 
@@ -19,11 +18,11 @@ BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 
 
 @numba.njit(forceinline=True)
-def _last_bytes(data, at, end):
-    """The fewer than eight bytes ``data[at:end]`` as one word."""
+def _load_last_bytes(data, at, end):
+    """Return ``data[at:end]``, fewer than eight bytes, as one word."""
     if at + 8 <= len(data):
         kept = (np.uint64(1) << np.uint64(8 * (end - at))) - np.uint64(1)
-        return tables.eight_bytes(data, at) & kept
+        return tables.load_eight_bytes(data, at) & kept
     word = np.uint64(0)
     for k in range(end - at):
         word |= np.uint64(data[at + k]) << np.uint64(8 * k)
@@ -35,14 +34,16 @@ def _hash_text(data, begin, end):
     hashed = np.uint64(end - begin)
     at = begin
     while at + 8 <= end:
-        hashed = tables.mix64(hashed ^ tables.eight_bytes(data, at))
+        hashed = tables.mix64(hashed ^ tables.load_eight_bytes(data, at))
         at += 8
-    return tables.mix64(hashed ^ _last_bytes(data, at, end))
+    return tables.mix64(hashed ^ _load_last_bytes(data, at, end))
 
 
-@compiled(types.void(tables.WORDS, types.int64, tables.read_only(types.int64), BYTES, types.int64))
+@compiled(
+    types.void(tables.WORDS, types.int64, tables.read_only_array(types.int64), BYTES, types.int64)
+)
 def insert_text(words, slots, begins, data, first_id):
-    """As :func:`insert_narrow`, for strings ``data[begins[i]:begins[i + 1]]``.
+    """Insert strings ``data[begins[i]:begins[i + 1]]``, like :func:`.tables.insert_narrow`.
 
     Strings with equal hashes both get a slot; a string that occurs twice is not detected.
     """
@@ -57,40 +58,60 @@ def insert_text(words, slots, begins, data, first_id):
 
 
 @numba.njit(forceinline=True)
-def _same_text(data, begin, end, text_begins, text, which):
-    """Whether ``data[begin:end]`` is string ``which``; safe if the offsets are damaged."""
-    if which < 0 or which + 1 >= len(text_begins):
+def _equals_text(data, begin, end, text_begins, text, index):
+    """Return whether ``data[begin:end]`` is string ``index``; safe if the offsets are damaged."""
+    if index < 0 or index + 1 >= len(text_begins):
         return False
-    at, text_end = text_begins[which], text_begins[which + 1]
-    # in this order, because a difference of damaged offsets may overflow
+    at, text_end = text_begins[index], text_begins[index + 1]
+    # The difference comes last, because that of damaged offsets may overflow.
     if at < 0 or text_end < at or text_end > len(text) or text_end - at != end - begin:
         return False
     while begin + 8 <= end:
-        if tables.eight_bytes(data, begin) != tables.eight_bytes(text, at):
+        if tables.load_eight_bytes(data, begin) != tables.load_eight_bytes(text, at):
             return False
         begin += 8
         at += 8
-    return _last_bytes(data, begin, end) == _last_bytes(text, at, text_end)
+    return _load_last_bytes(data, begin, end) == _load_last_bytes(text, at, text_end)
 
 
 @compiled(
-    types.void(tables.read_only(types.int32), BYTES, tables.read_only(types.uint64), types.int64,
-               tables.READ_WORDS, tables.PLACE, tables.read_only(types.int64), BYTES,
-               tables.IDS, tables.TALLY),
-)  # fmt: skip
-def encode_text(begins, data, missing, bit, words, place, text_begins, text, out, tally):
-    """As :func:`encode_hex`, of one column of strings ``data[begins[i]:begins[i + 1]]``.
+    types.void(
+        tables.read_only_array(types.int32),
+        BYTES,
+        tables.read_only_array(types.uint64),
+        types.int64,
+        tables.READ_WORDS,
+        tables.REGION,
+        tables.read_only_array(types.int64),
+        BYTES,
+        tables.IDS,
+        tables.TALLY,
+    )
+)
+def encode_text(begins, data, missing, bit, words, region, text_begins, text, out, tally):
+    """Look up the ids of one column of strings, like :func:`.tables.encode_hex`.
 
-    ``text[text_begins[k]:text_begins[k + 1]]`` is string k of all vocabularies.
+    Args:
+        begins, data: ``data[begins[i]:begins[i + 1]]`` is the string of row i.
+        missing, bit, words: See :func:`.tables.encode_hex`.
+        region: int64 [``REGION_FIELDS``], the region of the column's table.
+        text_begins, text: ``text[text_begins[k]:text_begins[k + 1]]`` is string k of all
+            vocabularies.
+        out: int32 [n], the result.
+        tally: int64 [2], to which the numbers of missing and out-of-vocabulary values are added.
     """
-    begin, size = np.uint64(place[tables.PLACE_BEGIN]), np.uint64(place[tables.PLACE_SLOTS])
+    begin = np.uint64(region[tables.REGION_BEGIN])
+    size = np.uint64(region[tables.REGION_SLOTS])
     end = begin + np.uint64(2) * size
-    oov_ids = np.uint32(place[tables.PLACE_OOV_IDS])
-    first_id, ids = np.int32(place[tables.PLACE_FIRST_ID]), np.uint32(place[tables.PLACE_VALUES])
-    first_text = place[tables.PLACE_TEXT] - place[tables.PLACE_FIRST_ID]
-    shift, masked = np.uint64(bit), len(missing) > 0
+    oov_ids = np.uint32(region[tables.REGION_OOV_IDS])
+    first_id = np.int32(region[tables.REGION_FIRST_ID])
+    ids = np.uint32(region[tables.REGION_VALUES])
+    first_text = region[tables.REGION_TEXT] - region[tables.REGION_FIRST_ID]
+    shift = np.uint64(bit)
+    masked = len(missing) > 0
     rows = len(begins) - 1
-    hashes = np.empty(min(rows, tables.AHEAD), np.uint64)  # of the following rows, in a ring buffer
+    # A ring buffer with the hashes of the next AHEAD rows, whose slots are being prefetched.
+    hashes = np.empty(min(rows, tables.AHEAD), np.uint64)
     for i in range(min(rows, tables.AHEAD)):
         hashes[i] = _hash_text(data, begins[i], begins[i + 1])
     nulls = 0
@@ -113,7 +134,7 @@ def encode_text(begins, data, missing, bit, words, place, text_begins, text, out
             if (
                 words[at] == hashed
                 and np.uint32(candidate - first_id) < ids
-                and _same_text(
+                and _equals_text(
                     data, begins[i], begins[i + 1], text_begins, text, first_text + candidate
                 )
             ):
@@ -127,7 +148,7 @@ def encode_text(begins, data, missing, bit, words, place, text_begins, text, out
         if id_ == 0:
             id_ = tables.OOV_ID32
             if oov_ids > 1:
-                hashed32 = murmur3_of_bytes(data, begins[i], begins[i + 1])
+                hashed32 = hash_murmur3_bytes(data, begins[i], begins[i + 1])
                 id_ += np.int32(hashed32 % oov_ids)
             oov += 1
         out[i] = id_

@@ -55,7 +55,7 @@ def test_a_day_that_is_there(raw, output, tmp_path: Path, caplog) -> None:
 
 def test_a_copy_of_a_day(raw, output, tmp_path: Path, caplog) -> None:
     shutil.copy(raw / "day_2", tmp_path / "day_4")
-    refused(output, tmp_path / "day_4", "the same content as .*/day_2, which is there already")
+    refused(output, tmp_path / "day_4", "the same content as .*/day_2, which was added before")
     assert add(output, tmp_path / "day_4", allow_repeated_day=True)["generation"] == 2
     shutil.copytree(raw, tmp_path / "raw")
     shutil.copy(raw / "day_0", tmp_path / "raw" / "day_1")
@@ -236,7 +236,7 @@ def test_a_manifest_that_names_files_elsewhere(raw, output) -> None:
 def test_nothing_to_undo(raw, output, tmp_path: Path) -> None:
     before = add(output, "", undo=True)
     assert before["generation"] == 0
-    refused(output, "", "the generation before generation 0 is not there", undo=True)
+    refused(output, "", "the generation before generation 0 is missing", undo=True)
     add(output, raw / "day_3")
     (tmp_path / "elsewhere").mkdir()
     (output / PREVIOUS).rename(tmp_path / "elsewhere" / PREVIOUS)

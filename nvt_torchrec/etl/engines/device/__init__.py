@@ -1,4 +1,4 @@
-"""Counting and encoding on a card, for logs in Criteo's format; docs/gpu.md says what has run."""
+"""Count and encode on GPUs, for logs in Criteo's format; docs/gpu.md says what was tested."""
 
 from __future__ import annotations
 
@@ -11,36 +11,38 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 
 
 def supports(spec: FeatureSpec) -> bool:
-    """Return whether a spec is of Criteo's format, and its dense columns all of one function."""
+    """Return True if a spec has Criteo's format and only one function of dense columns."""
     functions = {spec.get_transform(column).function for column in spec.dense}
     return spec.is_criteo_format and len(functions) < 2
 
 
 def gpu_count() -> int:
-    """Count the GPUs that cuDF can use here; 0 without cuDF.
+    """Count the GPUs that cuDF can use on this machine; 0 without cuDF.
 
-    ``CUDA_VISIBLE_DEVICES`` is respected, and each MIG instance it lists (``MIG-…``) is a GPU.
+    ``CUDA_VISIBLE_DEVICES`` is respected, and each MIG instance in it (``MIG-…``) counts as a GPU.
     """
     if find_spec("cudf") is None or find_spec("dask_cuda") is None:
         return 0
-    from numba import cuda  # loads the CUDA driver: only where cuDF is installed
+    from numba import cuda  # loads the CUDA driver, so import it only if cuDF is installed
 
     if not cuda.is_available():
         return 0
-    # CUDA shows a process only the first of several MIG instances
+    # CUDA shows only the first of several MIG instances to a process.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return max(len(cuda.gpus), sum(device.startswith("MIG-") for device in visible))
 
 
 def first_gpu() -> str:
-    """Return the UUID of the GPU, or MIG instance, that this process uses: its first one."""
+    """Return the UUID of the first visible GPU or MIG instance, which this process uses."""
     from numba import cuda
 
     return cuda.gpus[0].uuid
 
 
 def gpu_memory() -> int:
-    """Return the bytes of the first visible GPU, or MIG instance; all others are taken as equal.
+    """Return the memory in bytes of the first visible GPU or MIG instance.
+
+    All others are assumed to be equal.
 
     Raises:
         OSError: The driver reports an error.

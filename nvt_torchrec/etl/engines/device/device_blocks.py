@@ -76,7 +76,7 @@ class Lane:
         """Read a block as whole lines: uint8, valid until the next call."""
         size = block.end - block.begin
         if len(self._buffer) <= size:
-            self._buffer = self._device.pinned(_pinned_bytes(size))
+            self._buffer = self._device.allocate_pinned(_pinned_bytes(size))
         read_into(block.path, block.begin, block.end, memoryview(self._buffer))  # type: ignore[arg-type]
         return pad_text(self._buffer, size)
 

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from distributed import Client
 
 from nvt_torchrec.base.arrays import to_numpy
-from nvt_torchrec.base.device import Device, difference
+from nvt_torchrec.base.device import Device, find_difference
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.base.files.atomic import publish
 from nvt_torchrec.base.threads import map_in_order
@@ -49,7 +49,7 @@ from nvt_torchrec.etl.units.writing import UnitResult, open_recorder
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import CompiledWorkflow
-from nvt_torchrec.workflows.compiled.device import DeviceWorkflow, vocabulary_bytes
+from nvt_torchrec.workflows.compiled.device import DeviceWorkflow, count_vocabulary_bytes
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def takes(spec: FeatureSpec, blocks: Iterable[Block]) -> bool:
 
 def has_room(workflow_path: Path, client: Client) -> bool:
     """Return whether a workflow's vocabularies fit into each worker's GPU; log if they do not."""
-    needed = vocabulary_bytes(compiled.load(workflow_path))
+    needed = count_vocabulary_bytes(compiled.load(workflow_path))
     room = int(VOCABULARY_SHARE * POOL_SHARE * min(client.run(gpu_memory).values(), default=0))
     if needed > room:
         log.warning(
@@ -254,4 +254,4 @@ def _compare(
         expected = on_host()
     except ClickLogError:  # the run will raise it, at the row that comes first
         return ""
-    return difference(on_card, expected, _TOLERANCE)
+    return find_difference(on_card, expected, _TOLERANCE)

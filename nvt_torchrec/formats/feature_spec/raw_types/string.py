@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.arrays import blanked, string_array, string_parts, strings
+from nvt_torchrec.base.arrays import blank_texts, string_array, string_parts, strings
 from nvt_torchrec.base.number_text import lengths
 from nvt_torchrec.formats.feature_spec.raw_types import base
 
@@ -42,7 +42,7 @@ class String(base.RawType):
                         text.decode()
                     except UnicodeDecodeError:
                         code[row] = base.NOT_UTF8
-                values = blanked(values, code != 0)
+                values = blank_texts(values, code != 0)
         return base.ParsedText(values, missing, code)
 
     def to_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:

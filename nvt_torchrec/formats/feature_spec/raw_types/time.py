@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import null_mask, string_array, string_parts, to_numpy
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.base.number_text import cast, exact, lengths, matches, try_cast
+from nvt_torchrec.base.number_text import cast, lengths, matches, parse_exact, try_cast
 from nvt_torchrec.formats.feature_spec.raw_types import base
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def _parse_epoch(
     values = np.zeros(len(texts), np.int64)
     fits = np.ones(len(texts), bool)
     for row, text in enumerate(texts.to_pylist()):
-        number = exact(text, shift)
+        number = parse_exact(text, shift)
         if number is None:
             is_number[row] = False
             continue

@@ -1,8 +1,8 @@
-"""Kernels of the compiled workflow: ids by hash tables, dense values by tables of results.
+"""CUDA kernels of the compiled workflow: look up ids in hash tables, dense values in result tables.
 
-They read the arrays that the host's kernels read (:mod:`workflows.compiled.tables`). Of each
-column, ``lanes`` threads each take every ``lanes``-th row, so that neighbouring threads have
-neighbouring rows, and a thread adds to a tally once. Importing this module imports numba.cuda.
+They read the same arrays as the host's kernels (:mod:`workflows.compiled.tables`). ``lanes``
+threads share a column. Each takes every ``lanes``-th row, so that neighbouring threads read
+neighbouring rows, and adds to a tally only once. Importing this module imports numba.cuda.
 """
 
 from __future__ import annotations
@@ -11,43 +11,46 @@ import numpy as np
 from numba import cuda
 
 from nvt_torchrec.base.device import kernel
-from nvt_torchrec.base.hashing import murmur3_of_int
+from nvt_torchrec.base.hashing import hash_murmur3_int
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID
 from nvt_torchrec.workflows.compiled.tables import (
-    PLACE_BEGIN,
-    PLACE_FIRST_ID,
-    PLACE_OOV_IDS,
-    PLACE_SLOTS,
-    PLACE_VALUES,
-    home_narrow,
+    REGION_BEGIN,
+    REGION_FIRST_ID,
+    REGION_OOV_IDS,
+    REGION_SLOTS,
+    REGION_VALUES,
+    find_home_narrow,
 )
 
-_ONE, _HALF, _LOW = np.uint64(1), np.uint64(32), np.uint64(0xFFFFFFFF)
+_ONE = np.uint64(1)
+_HALF = np.uint64(32)
+_LOW = np.uint64(0xFFFFFFFF)
 
 
 @kernel
-def encode_columns(lanes, values, missing, words, places, out, tallies):
-    """Look up the ids of all columns; column j is bit j of the missing values.
+def encode_columns(lanes, values, missing, words, regions, out, tallies):
+    """Look up the ids of all columns.
 
     Args:
-        lanes: How many threads share a column.
+        lanes: Number of threads that share a column.
         values: uint32 [columns, n].
-        missing: uint64 [n].
-        words: uint64, all tables, which are narrow.
-        places: int64 [columns, fields].
-        out: The result, int32 [columns, n]: 1 where missing, 2 … where out of vocabulary.
-        tallies: int64 [columns, 2], to which missing and out-of-vocabulary values are added.
+        missing: uint64 [n]; bit j is set where column j is missing.
+        words: uint64, all tables; every table is narrow.
+        regions: int64 [columns, fields].
+        out: int32 [columns, n], the result: 1 where missing, 2 or more where out of vocabulary.
+        tallies: int64 [columns, 2], to which the numbers of missing and out-of-vocabulary values
+            are added.
     """
     thread = cuda.grid(1)
     column = thread // lanes
     if column >= values.shape[0]:
         return
     bit = np.uint64(column)
-    begin = np.uint64(places[column, PLACE_BEGIN])
-    size = np.uint64(places[column, PLACE_SLOTS])
-    oov_ids = places[column, PLACE_OOV_IDS]
-    first_id = places[column, PLACE_FIRST_ID]
-    ids = places[column, PLACE_VALUES]
+    begin = np.uint64(regions[column, REGION_BEGIN])
+    size = np.uint64(regions[column, REGION_SLOTS])
+    oov_ids = regions[column, REGION_OOV_IDS]
+    first_id = regions[column, REGION_FIRST_ID]
+    ids = regions[column, REGION_VALUES]
     nulls = 0
     oov = 0
     for row in range(thread % lanes, values.shape[1], lanes):
@@ -56,9 +59,9 @@ def encode_columns(lanes, values, missing, words, places, out, tallies):
             nulls += 1
             continue
         key = np.uint64(values[column, row])
-        at = begin + np.uint64(home_narrow(key, size))
+        at = begin + np.uint64(find_home_narrow(key, size))
         word = words[at]
-        left = size  # so that the search ends in damaged tables, too
+        left = size  # ends the search in a damaged table without empty slots
         while word >> _HALF != 0 and word & _LOW != key and left > _ONE:
             at += _ONE
             if at == begin + size:
@@ -69,7 +72,7 @@ def encode_columns(lanes, values, missing, words, places, out, tallies):
         if number < first_id or number >= first_id + ids:
             number = np.int64(FIRST_OOV_ID)
             if oov_ids > 1:
-                number += np.int64(murmur3_of_int(np.int64(key))) % oov_ids
+                number += np.int64(hash_murmur3_int(np.int64(key))) % oov_ids
             oov += 1
         out[column, row] = number
     if nulls:
@@ -80,16 +83,16 @@ def encode_columns(lanes, values, missing, words, places, out, tallies):
 
 @kernel
 def look_up_dense(lanes, values, missing, fill, minimum, table, out, beyond):
-    """Transform integers by the table of results.
+    """Transform integers by looking up their results in a table.
 
     Args:
-        lanes: How many threads share a column.
+        lanes: Number of threads that share a column.
         values: int32 [columns, n].
-        missing: uint64 [n], with bit j set where column j is missing.
-        fill: int64 [columns], the values of missing ones.
-        minimum: The smallest integer in the table; smaller ones count as it.
-        table: float32 [columns, integers], the results from there on.
-        out: The result, float32 [columns, n]; undefined for integers beyond the table.
+        missing: uint64 [n]; bit j is set where column j is missing.
+        fill: int64 [columns], the values that replace missing ones.
+        minimum: The smallest integer in the table; smaller integers are raised to it.
+        table: float32 [columns, integers], the results of ``minimum``, ``minimum`` + 1, …
+        out: float32 [columns, n], the result; undefined for integers beyond the table.
         beyond: int64 [columns], to which the number of integers beyond the table is added.
     """
     thread = cuda.grid(1)
@@ -102,9 +105,9 @@ def look_up_dense(lanes, values, missing, fill, minimum, table, out, beyond):
         value = np.int64(values[column, row])
         if (missing[row] >> bit) & _ONE != 0:
             value = fill[column]
-        place = max(value, minimum) - minimum
-        if place < table.shape[1]:
-            out[column, row] = table[column, place]
+        index = max(value, minimum) - minimum
+        if index < table.shape[1]:
+            out[column, row] = table[column, index]
         else:
             above += 1
     if above:
@@ -113,12 +116,12 @@ def look_up_dense(lanes, values, missing, fill, minimum, table, out, beyond):
 
 @kernel
 def count_bits(lanes, missing, counts):
-    """Count in how many rows each of the lowest bits is set.
+    """Count the rows in which each of the lowest bits is set.
 
     Args:
-        lanes: How many threads share a bit.
+        lanes: Number of threads that share a bit.
         missing: uint64 [n].
-        counts: int64 [bits], to which the numbers are added.
+        counts: int64 [bits], to which the numbers of rows are added.
     """
     thread = cuda.grid(1)
     bit = thread // lanes
