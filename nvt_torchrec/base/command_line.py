@@ -231,7 +231,9 @@ class Parser(argparse.ArgumentParser):
 
     def flags(self) -> set[str]:
         """Return all flags but ``--help``."""
-        names = {name for action in self._actions for name in action.option_strings}
+        names: set[str] = set()
+        for action in self._actions:
+            names.update(action.option_strings)
         return {name for name in names if name.startswith("--")} - {"--help"}
 
 

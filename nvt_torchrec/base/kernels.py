@@ -144,9 +144,11 @@ def list_named_globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
     For a global that is a module of the same package, yield the attributes that the function uses.
     """
     codes = [function.__code__]
+    used: set[str] = set()
     for code in codes:  # the list grows during the loop by the code of nested functions
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    names = sorted({name for code in codes for name in code.co_names})
+        used.update(code.co_names)
+    names = sorted(used)
     package = function.__module__.partition(".")[0]
     for name in names:
         value = function.__globals__.get(name, _MISSING)

@@ -140,15 +140,16 @@ class WorkflowDescription:
 
     def write(self) -> None:
         """Write ``metadata.json``, after all other files. Raises :class:`OutputError`."""
+        vocabularies = {}
+        for vocabulary in self.vocabularies.values():
+            counts = {"values": vocabulary.values, "observed": vocabulary.observed}
+            vocabularies[vocabulary.name] = counts
         content: dict[str, Any] = {
             "digest": self.digest,
             "versions": self.versions,
             "spec": self.spec.to_dict(),
             "statistics": self.statistics,
-            "vocabularies": {
-                vocabulary.name: {"values": vocabulary.values, "observed": vocabulary.observed}
-                for vocabulary in self.vocabularies.values()
-            },
+            "vocabularies": vocabularies,
             "files": {name: entry.to_dict() for name, entry in self.files.items()},
             "lineage": [generation.to_dict() for generation in self.lineage],
         }

@@ -159,11 +159,11 @@ class TableFormat(LogFormat):
 
     def _check_table(self, table: Table, source: str) -> tuple[bool, list[str]]:
         """Return whether there are labels, and the columns to read; see :func:`check_columns`."""
+        label = True
         partition = parse_partition_values(source)
-        label = all(
-            name in partition or find_type(table.schema, name)
-            for name in self.spec.sources(label=True)
-        )
+        for name in self.spec.sources(label=True):
+            if name not in partition and find_type(table.schema, name) is None:
+                label = False
         return label, check_columns(table.schema, source, self.spec, label=label)
 
     def cut(

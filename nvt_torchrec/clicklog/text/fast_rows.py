@@ -169,18 +169,19 @@ def parse_row(address, has_label, dense, dense_step, dense_count, ids, ids_step,
     """Parse the row at an address, if it is a usual one.
 
     Args:
-        address: Of the row's first byte; :func:`find_max_row_bytes` bytes from there can be read.
-        has_label: Whether it begins with the label.
-        dense: Address of the row's first dense value, int32.
-        dense_step: Bytes from one dense column to the next.
-        dense_count: Number of dense columns.
-        ids: Address of the row's first categorical value, uint32.
-        ids_step: Bytes from one categorical column to the next.
-        ids_count: Number of categorical columns, at least 1.
+        address: The address of the row's first byte; :func:`find_max_row_bytes` bytes from there
+            must be readable.
+        has_label: Whether the row begins with the label.
+        dense: The address of the row's first dense value, int32.
+        dense_step: The bytes from one dense column to the next.
+        dense_count: The number of dense columns.
+        ids: The address of the row's first categorical value, uint32.
+        ids_step: The bytes from one categorical column to the next.
+        ids_count: The number of categorical columns, at least 1.
 
     Returns:
-        Address of the next row, the label, and bits of the missing values, dense and categorical;
-        all uint64. The address is 0 if this is not a usual row; then what was written is invalid.
+        The address of the next row, the label, and the masks of missing dense and categorical
+        values; all uint64. The address is 0 for an unusual row, whose written values are invalid.
     """
     none = np.uint64(0)
     one = np.uint64(1)

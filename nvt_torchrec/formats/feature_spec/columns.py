@@ -255,18 +255,15 @@ class CategoricalColumn:
         spreads_rare = is_bounded or not self.num_buckets
         one_bound = not (self.freq_threshold and self.max_table_size)
         has_room = not 0 < self.max_table_size < self.reserved_ids
+        where = f"column {self.name}: "
+        check(self, where, ("raw", self.raw in self.raw_types, format_choices(self.raw_types)))
+        for field, value in self.policy.items():
+            maximum = _MAXIMA[field]
+            remedy = f"give an integer from 0 to {maximum}"
+            check(self, where, (field, 0 <= value <= maximum, remedy))
         check(
             self,
-            f"column {self.name}: ",
-            ("raw", self.raw in self.raw_types, format_choices(self.raw_types)),
-            *(
-                (
-                    field,
-                    0 <= value <= _MAXIMA[field],
-                    f"give an integer from 0 to {_MAXIMA[field]}",
-                )
-                for field, value in self.policy.items()
-            ),
+            where,
             (
                 "multi_hot",
                 not (self.derive and self.multi_hot),

@@ -200,13 +200,19 @@ class FeatureSpec(SpecBlocks):
 
     @property
     def key_features(self) -> list[CategoricalColumn]:
-        """The single-valued categorical columns that are part of any key: of events, tables, …."""
-        keys = {name for key in self.row_keys for name in key.columns}
-        keys |= {name for rule in self.joined_tables for name in rule.key}
-        keys |= {*self.negative_columns}
-        keys |= {name for file in self.label_files for name in file.key}
+        """The single-valued categorical columns that are part of any key.
+
+        Keys are those of events, of tables, of labels from files, and of negatives.
+        """
+        names = set(self.negative_columns)
+        for event_key in self.row_keys:
+            names.update(event_key.columns)
+        for table in self.joined_tables:
+            names.update(table.key)
+        for file in self.label_files:
+            names.update(file.key)
         single = [column for column in self.categorical if not column.multi_hot]
-        return select_underived(single, keys)
+        return select_underived(single, names)
 
     def sources(self, *, label: bool) -> list[str]:
         """Return the columns that a file must have, each once, in the order of the plan.

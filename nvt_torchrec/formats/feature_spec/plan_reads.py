@@ -121,16 +121,16 @@ def list_column_reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
     reading = column.reading
     if isinstance(column, VectorValues):
         (source,) = reading.sources
-        return [
-            Read(source, column.raw, True, trim=True, width=column.width, maximum=column.maximum)
-        ]
+        read = Read(source, column.raw, multi_hot=True, trim=True)
+        return [dataclasses.replace(read, width=column.width, maximum=column.maximum)]
     raw = column.raw
     time_format = ""
     if column.derive:
         raw = column.derive.reads
         time_format = column.derive.time_format
-    return [
-        Read(
+    reads = []
+    for source in reading.sources or (column.name,):
+        read = Read(
             source,
             raw,
             multi_hot=isinstance(column, CategoricalColumn) and column.multi_hot,
@@ -139,8 +139,8 @@ def list_column_reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
             time_format=time_format,
             lenient=reading.lenient,
         )
-        for source in reading.sources or (column.name,)
-    ]
+        reads.append(read)
+    return reads
 
 
 def list_amount_reads(names: Iterable[str], features: Iterable[DenseColumn]) -> list[Read]:

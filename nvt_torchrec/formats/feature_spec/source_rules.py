@@ -115,7 +115,7 @@ def _check_source(rule: SourceRule, aggregates: Sequence[Aggregate]) -> None:
             f"source {rule.name}: no [[aggregate]] uses it",
             f'write source = "{rule.name}" in an [[aggregate]], or remove the [[source]]',
         )
-    key_columns = sorted({name for aggregate in aggregates for name in aggregate.key})
+    key_columns = sorted(set().union(*(aggregate.key for aggregate in aggregates)))
     for name in rule.key:
         if name not in key_columns:
             raise SettingsError(
