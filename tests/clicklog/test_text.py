@@ -133,7 +133,7 @@ def test_header_in_any_order_with_further_columns() -> None:
             "column n is in the header twice\n.*"
             r'header = false, skip_lines = 1, columns = \["click", "", …\]',
         ),
-        ("click,n\r1,5\r0,7", r"lines end with .r alone\n.*tr '.r' '.n' < day_0.csv"),
+        ("click,n\r1,5\r0,7", r"lines end with .r only\n.*tr '.r' '.n' < day_0.csv"),
     ],
 )
 def test_headers_that_do_not_fit(header: str, message: str) -> None:
