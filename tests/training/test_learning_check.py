@@ -235,6 +235,7 @@ def test_a_column_that_gives_the_label_away_is_named(learnable, tmp_path, caplog
     caplog.set_level("INFO", "nvt_torchrec")
     warnings = _warnings(path, tmp_path / "log", "--batch_size=256", "--epochs=2")
     assert any("too good to be true" in text for text in warnings), warnings
-    said = f"look at column {name}, which alone has {'0.98' if kind == 'noisy id' else '1.000: leave out'}"
+    auroc = "0.98" if kind == "noisy id" else "1.000: leave out"
+    said = f"look at column {name}, which alone has {auroc}"
     assert said in caplog.text.split("report: ")[1], "the log ends with it"
     assert said in (tmp_path / "log" / "training.html").read_text()
