@@ -203,7 +203,7 @@ def _check_value(given: str, value: Any, rules: Rules) -> None:
 
 
 def format_value(value: Any) -> Any:
-    """Format a value as it is written after its flag."""
+    """Return a value as it is written after its flag."""
     if isinstance(value, frozenset):
         value = tuple(sorted(value))
     return ",".join(map(str, value)) if isinstance(value, tuple) else value

@@ -124,7 +124,7 @@ def use_pool(**options: int) -> None:
 
 
 def kernel(function: Callable) -> Any:
-    """Make a function a kernel of :mod:`numba.cuda`, which is compiled at its first launch."""
+    """Return a function as a kernel of :mod:`numba.cuda`, which is compiled at its first launch."""
     from numba import cuda
 
     return cuda.jit(function)

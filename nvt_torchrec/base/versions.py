@@ -69,7 +69,7 @@ def find_installed_version(name: str) -> str | None:
 
 
 def import_name(module: str, name: str) -> Any:
-    """Import a module of this project, and return one of its names.
+    """Return an attribute of a module of this project, which is imported now.
 
     Raises:
         UnsupportedStackError: The module needs a package that is not installed.

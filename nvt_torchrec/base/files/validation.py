@@ -63,7 +63,7 @@ def read_regular(path: Path | str, maximum: int) -> bytes:
 
 
 def parse_strict_json(text: str | bytes | bytearray) -> Any:
-    """Parse JSON that is unambiguous, so that all programs read it in the same way.
+    """Return the value of unambiguous JSON, which all programs read in the same way.
 
     Raises:
         ValueError: The text is not JSON, is nested too deep, or has NaN, infinity or a duplicate
@@ -144,7 +144,7 @@ def parse(kind: type[T], value: Any, source: Path | str, remedy: str = "") -> T:
 
 
 def convert(kind: Any, value: Any, where: str = "") -> Any:
-    """Convert as :func:`parse` does, but raise ValueError, and the errors of ``__post_init__``."""
+    """Return what :func:`parse` does, but raise ValueError, and the errors of ``__post_init__``."""
     if kind is Any:
         return value
     origin = typing.get_origin(kind)

@@ -26,7 +26,7 @@ def field_names(kind: type) -> set[str]:
 
 
 def as_list(given: Any) -> Any:
-    """Wrap a string in a list, and return any other value unchanged."""
+    """Return a string as a list of one item, and any other value unchanged."""
     return [given] if isinstance(given, str) else given
 
 

@@ -173,7 +173,7 @@ class RawType:
     # Python values
 
     def from_python(self, value: Any) -> Any:
-        """Convert one Python value; None if it is missing.
+        """Return one Python value as a value of this type; None if it is missing.
 
         Raises:
             ValueError: The column cannot hold it; the message says what was expected.
@@ -181,7 +181,7 @@ class RawType:
         raise NotImplementedError
 
     def parse_text(self, text: str | bytes) -> Any:
-        """Parse a text by the same rules as a field of a file. Raises :class:`ValueError`."""
+        """Return the value of a text, parsed like a field of a file. Raises :class:`ValueError`."""
         field = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
         offsets = np.array([0, len(field)], np.int32)
         texts = string_array(offsets, np.frombuffer(field, np.uint8)).view(pa.binary())
