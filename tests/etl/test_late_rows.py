@@ -102,7 +102,7 @@ def test_a_row_a_year_ahead_is_left_out_by_quarantine(log: Log, tmp_path: Path) 
         known.compute_aggregates(hashes), without.compute_aggregates(hashes)
     )
     rejected = (tmp_path / "out/rejected/day_2.csv.tsv").read_text()
-    assert "a row of 1971-01-03 00:00:00 is long after all others" in rejected
+    assert "a row of 1971-01-03 00:00:00 is long after all other rows" in rejected
     assert late.text() in rejected
 
 
