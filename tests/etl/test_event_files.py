@@ -55,8 +55,8 @@ def test_files_whose_times_overlap_are_refused(
     spec = write_spec(tmp_path / "spec.toml", BY_FILES)
     assert etl_run(tmp_path / "raw", tmp_path / "out", "--spec", spec) == 2
     error = capsys.readouterr().err
-    assert "it has rows from 1970-01-01" in error
-    assert "train.csv, for training, until 1970-01-06" in error
+    assert "its rows begin at 1970-01-01" in error
+    assert "train.csv, for training, end at 1970-01-06" in error
     assert 'by = "time"' in error
 
 

@@ -51,7 +51,7 @@ def test_the_next_day_is_test_as_the_spec_says(
     day = _write_log(log.with_name("day_1.csv"), 1 + DAYS, 1)
     with caplog.at_level(logging.WARNING):
         assert not main(["extend", "--output_path", str(output), "--input_path", str(day)])
-    assert "none of its rows is for training, as none is before 2026-09-17" in caplog.text
+    assert "none of its rows is for training, because none is before 2026-09-17" in caplog.text
     for name in ("train", "valid"):
         pd.testing.assert_frame_equal(read_split(output, name), before[name])
     test = read_split(output, "test")

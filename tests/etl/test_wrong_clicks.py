@@ -150,7 +150,7 @@ def test_malformed_rows_of_the_log_are_none(tmp_path: Path) -> None:
         (
             "at",
             10**9,
-            r"\d+ clicks have the key of a row, and 0 come within 6h after it: rows are ",
+            r"\d+ clicks have the key of a row, and 0 come within 6h after it: rows range from ",
         ),
     ],
 )
