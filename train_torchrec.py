@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Train a sharded TorchRec DLRM on what ``python -m etl run`` wrote; see --help.
+"""Train a sharded TorchRec DLRM on the output of ``python -m etl run``; see --help.
 
-Started by ``torchx run -s local_cwd dist.ddp``, by ``torchrun``, or plainly as one process.
+Start it with ``torchx run -s local_cwd dist.ddp``, with ``torchrun``, or directly as one process.
 """
 
 import sys

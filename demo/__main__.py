@@ -1,12 +1,12 @@
 """Synthetic click log → ETL → training on 2 ranks → evaluation → scoring of raw rows.
 
-Runs the commands of README.md one after the other, each as its own process, and ends with
-``summary.json`` and a table.
+Runs the commands of README.md one after the other, each in its own process, and finally writes
+``summary.json`` and prints a table.
 """
 
 from __future__ import annotations
 
-import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # noqa: F401  # before slow imports: Ctrl-C prints one line
 
 # isort: split
 import dataclasses
@@ -26,17 +26,17 @@ from nvt_torchrec.formats.etl_output import EtlOutput
 
 log = logging.getLogger("demo")
 
-#: The file that marks a directory as the demo's own, which it may empty.
+#: The file that marks a directory of the demo, which the demo may empty.
 MARKER = ".demo"
 LAST_DAY = 23
-#: The largest difference of two scores of one row that is right.
+#: The largest allowed difference of two scores of the same row.
 TOLERANCE = 1e-5
-#: The largest usual difference of the model's AUROC from the oracle's.
+#: The largest usual distance of the model's AUROC from the oracle's.
 MAX_GAP = 0.02
 
 
 class StageFailedError(ClickLogError):
-    """A command of the demo failed; its own message names the error."""
+    """A command of the demo failed; the command's own message names the error."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class DemoSettings(Settings):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the demo; returns the exit status."""
+    """Run the demo, and return the exit status."""
 
     def run() -> None:
         settings = parse(Parser(prog="python -m demo", description=__doc__), argv, DemoSettings)[0]
@@ -62,11 +62,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(settings: DemoSettings) -> None:
-    """Run the commands, and compare what they made.
+    """Run the commands, and compare their results.
 
     Raises:
         StageFailedError: A command failed, or scores differ.
-        OutputError: The directory is not the demo's own.
+        OutputError: The output directory holds other files.
     """
     from demo.summary import make_summary, print_table
 
@@ -95,7 +95,8 @@ def _run(settings: DemoSettings) -> None:
     print_table(summary)
     if max(summary["predict_max_abs_diff"], summary["predict_log_loss_diff"]) > TOLERANCE:
         raise StageFailedError(
-            "the scores of raw rows are not those of training's evaluation", "this is a defect"
+            "the scores of raw rows differ from those of the training's evaluation",
+            "this is a defect; please report it",
         )
     gap = summary["oracle_auroc_test"] - summary["auroc_test"]
     if gap > MAX_GAP:
@@ -103,21 +104,23 @@ def _run(settings: DemoSettings) -> None:
 
 
 def _count_ranks() -> int:
-    """Return 2, or 1 on a machine with one GPU: each rank needs a GPU of its own."""
+    """Return 2, or 1 on a machine with one GPU, because each rank needs its own GPU."""
     from torch import cuda
 
     return min(2, cuda.device_count() or 2)
 
 
 def _make_directory(output: Path) -> Path:
-    """Return the output directory, which is emptied if an earlier demo made it.
+    """Make the output directory empty; only a directory of an earlier demo is emptied.
 
     Raises:
-        OutputError: It has files of others.
+        OutputError: It holds other files.
     """
     if output.exists() and any(output.iterdir()):
         if not (output / MARKER).exists():
-            raise OutputError(f"{output}: not empty, and not made by the demo", "choose another")
+            raise OutputError(
+                f"{output}: not empty, and not made by the demo", "choose another --output"
+            )
         shutil.rmtree(output)
     output.mkdir(parents=True, exist_ok=True)
     write_text(output / MARKER, "made by `make demo`, which empties it when it runs again\n")
@@ -125,7 +128,7 @@ def _make_directory(output: Path) -> Path:
 
 
 def _list_commands(settings: DemoSettings, paths: dict[str, Path]) -> dict[str, list[str]]:
-    """Return the commands of the demo by the names of their stages."""
+    """Return the commands of the demo by stage."""
     return {
         "synthesize": _python(
             f"-m etl synthesize --output_path {paths['raw']} --days {LAST_DAY + 1} "
@@ -154,15 +157,17 @@ def _torchx(arguments: str) -> list[str]:
 
 
 def _run_stage(name: str, command: list[str]) -> float:
-    """Run a command, and return the seconds that it took. Raises StageFailedError."""
+    """Run a command, and return its time in seconds; raise StageFailedError if it fails."""
     log.info("\n== %s: %s", name, shlex.join([Path(command[0]).name, *command[1:]]))
     begin = time.perf_counter()
-    # torchx starts torchrun by its name, so the directory of both must be in PATH.
+    # torchx starts torchrun by name, so their directory must be in PATH.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     status = subprocess.run(command, check=False, env={**os.environ, "PATH": path}).returncode
     seconds = round(time.perf_counter() - begin, 1)
     if status:
-        raise StageFailedError(f"{name}: exit status {status} after {seconds} s", "see above")
+        raise StageFailedError(
+            f"{name}: exit status {status} after {seconds} s", "see the message above"
+        )
     return seconds
 
 

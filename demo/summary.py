@@ -1,4 +1,4 @@
-"""Summarize the demo in numbers, which are read from the outputs of its commands."""
+"""Summarize the results of the demo's commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from nvt_torchrec.training.reporting.page import read_events
 
 
 def make_summary(paths: dict[str, Path]) -> dict[str, Any]:
-    """Collect rows, speeds, AUROCs, and the difference between two ways of scoring."""
+    """Collect rows, speeds, AUROCs, and the difference between two ways of scoring.
+
+    Args:
+        paths: The paths of the demo's files, by name.
+    """
     etl = EtlOutput(paths["etl"])
     rows = Manifest.read(etl.manifest).rows
     timings = read_json(etl.timings, "the ETL's timings")
@@ -42,14 +46,14 @@ def make_summary(paths: dict[str, Path]) -> dict[str, Any]:
 
 
 def _check_scores(paths: dict[str, Path], evaluations: dict[str, dict]) -> tuple[float, float]:
-    """Return how far scores of raw rows differ from those of training.
+    """Measure how far the scores of raw rows differ from those of training.
 
-    The raw rows were scored through the saved workflow. Their scores are compared with those of the
-    checkpoint's model on the ETL's parquet, and their log loss with that of the sharded model in
-    the last evaluation of training.
+    The raw rows were scored through the saved workflow. Their scores are compared with scores of
+    the checkpoint's model on the ETL's parquet, and their log loss with the log loss of the sharded
+    model in the last evaluation of training.
 
     Returns:
-        The largest difference of a row's scores, and that of the log loss of a split.
+        The largest difference of a row's scores, and of a split's log losses.
     """
     from nvt_torchrec.base.startup import prepare_torch
 
@@ -65,7 +69,7 @@ def _check_scores(paths: dict[str, Path], evaluations: dict[str, dict]) -> tuple
     loss_diffs = []
     begin = 0
     for split in ("valid", "test"):
-        # With one virtual shard the loader keeps the order of the files, that of the raw rows.
+        # With one virtual shard the loader keeps the order of the files, which is the raw order.
         loader = KJTLoader(paths["parquet"] / split, 8192, device="cpu", virtual_shards=1)
         parts = [scorer.predict(batch.dense_features, batch.sparse_features) for batch in loader]
         expected = np.concatenate(parts)
@@ -93,9 +97,9 @@ AUROC               model   oracle      gap
   test            {s["auroc_test"]:7.4f}  {s["oracle_auroc_test"]:7.4f}  {
         s["oracle_auroc_test"] - s["auroc_test"]:7.4f}
 
-raw rows scored with the saved workflow differ from the trainer's scores by at most {
-        s["predict_max_abs_diff"]:.1e}, their log loss from its evaluation's by {
-        s["predict_log_loss_diff"]:.1e}
+largest difference between raw rows scored with the saved workflow and the trainer:
+  score           {s["predict_max_abs_diff"]:.1e}
+  log loss        {s["predict_log_loss_diff"]:.1e}
 """)
     for name, seconds in s["seconds"].items():
         print(f"{name:18} {seconds:8.1f} s")

@@ -1,11 +1,11 @@
-"""DeepFM (Guo et al. 2017, arXiv:1703.04247): products of all pairs of vectors, beside an MLP.
+"""DeepFM (Guo et al. 2017, arXiv:1703.04247): products of all pairs of vectors, plus an MLP.
 
     nvt-train --binary_path OUT/criteo_binary/split \\
         --model examples.deepfm:build --model_settings 'hidden=[64, 32]'
 
 It has a logit for each label (``--label clicked,bought``). Its linear part is the trainer's
-linear term. With ``'crosses=[["user", "item"]]'`` it has a wide part, too, as Wide & Deep
-(Cheng et al. 2016, arXiv:1606.07792): a weight for each pair of ids, by its hash.
+linear term. With ``'crosses=[["user", "item"]]'`` it also has a wide part like Wide & Deep (Cheng
+et al. 2016, arXiv:1606.07792): a weight for each pair of ids, found by hashing the pair.
 """
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 
 
 class DeepFM(nn.Module):
-    """``columns`` says which columns there are (docs/models.md)."""
+    """``columns`` describes the columns of the data (docs/models.md)."""
 
     def __init__(self, columns, hidden, crosses, buckets):
         super().__init__()
@@ -29,11 +29,11 @@ class DeepFM(nn.Module):
         self.wide = nn.Parameter(torch.zeros(buckets, labels)) if crosses else None
 
     def forward(self, dense, vectors, ids=None):
-        # The products of all pairs: half of what the square of the sum has beside the squares.
+        # The sum of the products of all pairs is half of (square of the sum − sum of the squares).
         pairs = (vectors.sum(1).square() - vectors.square().sum(1)).sum(1, keepdim=True) / 2
         logits = pairs * self.pairs + self.deep(torch.cat([dense, vectors.flatten(1)], 1))
         if ids is not None:
-            # ids has the two columns of each pair, one after the other.
+            # ids holds the two columns of each pair next to each other.
             hashes = (ids[:, ::2] * 1_000_003 + ids[:, 1::2]) % len(self.wide)
             logits = logits + self.wide[hashes].sum(1)
         return logits

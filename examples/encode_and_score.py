@@ -1,9 +1,9 @@
-"""Rows of the log as tensors, and scores of tensors: the two halves of a Predictor.
+"""Encode rows of the log as tensors, and score tensors: the two halves of a Predictor.
 
     python encode_and_score.py BUNDLE clicks.csv
 
-For a model of your own take the Encoder alone; where rows are encoded already, as in a feature
-store, take the Scorer alone.
+Use the Encoder alone for a custom model, and the Scorer alone for rows that are already encoded,
+for example in a feature store.
 """
 
 import sys
@@ -13,7 +13,7 @@ import pandas as pd
 from nvt_torchrec import Encoder, Predictor, Scorer
 
 bundle, log = sys.argv[1:]
-frame = pd.read_csv(log, dtype=str)  # as in the file: the spec says what texts mean
+frame = pd.read_csv(log, dtype=str)  # unparsed strings: the spec says how to read them
 
 encoder = Encoder.load(f"{bundle}/workflow")
 dense, ids = encoder.encode(frame)  # float32 [rows, columns], KeyedJaggedTensor

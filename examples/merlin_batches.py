@@ -1,8 +1,8 @@
-"""Merlin's batches, a dict of columns and the labels, from KJTLoader: for models that take these.
+"""Convert KJTLoader's batches to Merlin's form, a dict of columns and the labels.
 
     python merlin_batches.py OUT/criteo_binary/split/train
 
-trains a logistic regression of PyTorch on them. Lists come as NAME__values and NAME__offsets.
+trains a logistic regression in PyTorch on them. Lists become NAME__values and NAME__offsets.
 """
 
 import sys
@@ -55,4 +55,4 @@ for columns, labels in loader.map(to_merlin):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-print(f"the last loss: {loss.item():.4f}")
+print(f"last loss: {loss.item():.4f}")

@@ -1,9 +1,9 @@
-"""Write MIND's files as a log of impressions, a table of news with vectors, and a spec.
+"""Convert the MIND data set to a log of impressions, a table of news with vectors, and a spec.
 
     python examples/news.py MIND RAW
 
-MIND holds behaviors.tsv and news.tsv as published. `encode` needs no model: each word has a random
-vector, and a title the mean of its words. Put the encoder of a language model in its place.
+The directory MIND holds behaviors.tsv and news.tsv as published. `encode` needs no model: each word
+has a random vector, and a title the mean of its words. Replace it with a language model's encoder.
 """
 
 import sys
@@ -54,7 +54,7 @@ values = pa.array(encode(news["title"]).ravel())
 columns["title"] = pa.FixedSizeListArray.from_arrays(values, WIDTH)
 pq.write_table(pa.table(columns), raw / "news.parquet")
 
-# An impression shows several news, as "N1-1 N2-0": each of them is a row, 1 if it was clicked.
+# An impression shows several news, for example "N1-1 N2-0". Each becomes a row; 1 means clicked.
 log = pd.read_csv(mind / "behaviors.tsv", names=["id", "user", "time", "history", "shown"], **read)
 log["time"] = pd.to_datetime(log["time"], format="%m/%d/%Y %I:%M:%S %p")
 log = log.assign(shown=log["shown"].str.split()).sort_values("time").explode("shown")

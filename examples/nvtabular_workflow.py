@@ -1,10 +1,10 @@
-"""A workflow of any operators of NVTabular; nvt-train trains on its parquet unchanged.
+"""Train on the parquet of a workflow with arbitrary NVTabular operators.
 
     python nvtabular_workflow.py clicks.csv DATA
     nvt-train --binary_path DATA
 
-The label is the column that is tagged TARGET; columns that Categorify makes are the tables, and all
-other columns are dense. DATA/workflow encodes new rows: nvtabular.Workflow.load.
+The label is the column tagged TARGET, the outputs of Categorify are categorical columns, and all
+other columns are dense. To encode new rows, load DATA/workflow with nvtabular.Workflow.load.
 """
 
 import sys
@@ -27,7 +27,7 @@ rate = [["category"]] >> ops.TargetEncoding("clicked", kfold=5, p_smooth=20) >> 
 label = ["clicked"] >> ops.AddTags([Tags.TARGET])
 workflow = nvtabular.Workflow(single + pairs + price + rate + label)
 
-# The frame is in the order of time: the last tenth is test, the one before valid.
+# The frame is sorted by time: the last tenth is test, and the tenth before it is valid.
 shares = {"train": (0, 0.8), "valid": (0.8, 0.9), "test": (0.9, 1)}
 splits = {}
 for name, (begin, end) in shares.items():

@@ -1,11 +1,11 @@
-"""A derivation of your own: the domain of a URL, as a categorical column.
+"""A custom derivation: the domain of a URL as a categorical column.
 
     python own_derivation.py clicks.csv OUT
 
-One class, and one line in the registry. Its values are computed for blocks of the log and for rows
-to score alike. Every program that reads the spec or the saved workflow registers it: import this
-module there. Processes of --engine dask import the script that started them, so the line stands
-outside of `if __name__ == "__main__"`.
+It takes one class, and one line in the registry. The same code computes the values for blocks of
+the log and for rows to score. Every program that reads the spec or the saved workflow must import
+this module to register the derivation. Processes of --engine dask import the script that started
+them, so the registration must be outside of `if __name__ == "__main__"`.
 """
 
 import sys
@@ -30,13 +30,13 @@ derive = "domain"
 
 
 class Domain(DerivedValue):
-    """https://www.example.org/a and http://example.org:80 are of example.org."""
+    """The domain of https://www.example.org/a and of http://example.org:80 is example.org."""
 
     name, column = "domain", "categorical"
     reads, gives = "string", "string"  # raw types
 
     def compute(self, sources, how):
-        """Return the column for all rows; where a source is missing, the result is missing too."""
+        """Return the column for all rows; if a source is missing, so is the result."""
         (urls,) = sources
         pattern = r"^(?:[a-z]+://)?(?:www\.)?([^/:?#]*).*$"
         return pc.replace_substring_regex(urls, pattern, r"\1")

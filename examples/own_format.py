@@ -1,10 +1,11 @@
-"""A format of your own: Arrow's IPC files (Feather), which pyarrow reads and this project does not.
+"""A custom file format: Arrow's IPC files (Feather), which this project cannot read by itself.
 
     python own_format.py clicks.arrow OUT
 
-One class, and a line in each registry. Tables subclass TableFormat, whose rows have numbers; text
-with a row in each line subclasses TextFormat. Every program that reads such a log or its workflow
-imports this module; workers of --engine dask do, so the lines stand above `if __name__ == …`.
+It takes one class, and a line in each of two registries. Formats of numbered rows subclass
+TableFormat; text formats with a row per line subclass TextFormat. Every program that reads such a
+log or its workflow must import this module. Workers of --engine dask import the script that started
+them, so the registration must be outside of `if __name__ == "__main__"`.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS, FileFo
 
 
 class OpenFile(Table):
-    """An open file. Rows are decoded by groups, which here are the record batches."""
+    """An open file, whose row groups are its record batches."""
 
     def __init__(self, reader):
         self.reader = reader
@@ -28,10 +29,10 @@ class OpenFile(Table):
         self.rows = [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
 
     def decode(self, groups, names, chunk_rows):
-        """Yield the rows of some batches. Chunks may have more rows than chunk_rows."""
+        """Yield the rows of the given row groups. Chunks may have more rows than chunk_rows."""
         for group in groups:
             table = pa.Table.from_batches([self.reader.get_batch(group)])
-            if names:  # a field of a struct is named COLUMN.FIELD
+            if names:  # the name of a struct's field is COLUMN.FIELD
                 table = table.select([name.partition(".")[0] for name in names])
             yield table
 
@@ -41,7 +42,7 @@ class ArrowFile(TableFormat):
 
     @classmethod
     def recognizes(cls, path, head):
-        """Tell `guess` by the first bytes."""
+        """Return whether the first bytes are those of this format; `guess` calls this."""
         return head.startswith(b"ARROW1")
 
     @classmethod

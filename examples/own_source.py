@@ -1,4 +1,4 @@
-"""Train plain PyTorch from a source of your own: Arrow IPC files, each of which is a row group.
+"""Train plain PyTorch from a custom source: Arrow IPC files, each of which is a row group.
 
 A source is any object with the members ``name``, ``row_counts``, ``fingerprint`` and ``read``.
 """
@@ -21,8 +21,8 @@ SCHEMA = TableSchema(("clicked",), ("price",), tuple(SIZES), tuple(SIZES.values(
 class IpcFiles:
     """The IPC files of a directory.
 
-    ``name`` is for messages, ``row_counts`` has the rows of each row group, and ``fingerprint``
-    tells whether the data are those that a state of the loader was saved with.
+    ``name`` is used in messages, ``row_counts`` are the numbers of rows of the row groups, and
+    ``fingerprint`` lets the loader detect that the data have changed since its state was saved.
     """
 
     def __init__(self, directory):
@@ -35,7 +35,7 @@ class IpcFiles:
         return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
     def read(self, row_group, columns, rows):
-        """Yield some columns of a row group, in batches of at most ``rows`` rows."""
+        """Yield columns of a row group in batches of at most ``rows`` rows."""
         return self.table(self.paths[row_group]).select(columns).to_batches(max_chunksize=rows)
 
 

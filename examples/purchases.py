@@ -1,8 +1,8 @@
-"""Write a log of clicks, purchases in files of their own, and a spec that sums these up.
+"""Write a log of clicks, purchases in separate files, and a spec that aggregates the purchases.
 
     python examples/purchases.py RAW
 
-A user who has bought something within two days clicks more often. RAW/next is the day after.
+A user who bought something in the last two days clicks more often. RAW/next is the following day.
 """
 
 import sys
@@ -14,7 +14,7 @@ import pandas as pd
 DAYS = 10
 ROWS_A_DAY = 5000
 USERS = 1000
-SECONDS = 86_400  # of a day
+SECONDS = 86_400  # per day
 BEGIN = pd.Timestamp("2026-10-01")
 SPEC = """
 input = {format = "csv"}
@@ -41,7 +41,7 @@ random = np.random.default_rng(0)
 (folder / "next").mkdir(parents=True, exist_ok=True)
 (folder / "spec.toml").write_text(SPEC)
 
-# Times are seconds since BEGIN, until they are written.
+# Times are seconds since BEGIN until they are written.
 at = np.sort(random.integers(0, (DAYS + 1) * SECONDS, 4 * USERS))
 bought = pd.DataFrame({"at": at, "user_id": random.integers(0, USERS, len(at))})
 bought["amount"] = random.lognormal(3, 1, len(at)).round(2)
@@ -51,7 +51,7 @@ for day in range(DAYS + 1):
     time = day * SECONDS + np.sort(random.integers(0, SECONDS, ROWS_A_DAY))
     log = pd.DataFrame({"time": time, "user": random.integers(0, USERS, ROWS_A_DAY)})
     log["item"] = random.integers(0, 100, ROWS_A_DAY)
-    # The newest purchase of each row's user; NaN before the first one, which compares as False.
+    # The newest purchase of each row's user; before the first one NaN, which compares as False.
     newest = pd.merge_asof(log, purchases, left_on="time", right_on="bought", by="user")["bought"]
     chance = np.where(time - newest < 2 * SECONDS, 0.6, 0.2)
     log["clicked"] = (random.random(ROWS_A_DAY) < chance).astype(int)

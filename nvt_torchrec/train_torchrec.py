@@ -1,11 +1,11 @@
-"""Train a sharded TorchRec DLRM on what ``python -m etl run`` wrote.
+"""Train a sharded TorchRec DLRM on the output of ``python -m etl run``.
 
-This is what ``train_torchrec.py`` runs and, installed, ``nvt-train``.
+This is the program behind ``train_torchrec.py`` and, once installed, ``nvt-train``.
 """
 
 from __future__ import annotations
 
-import nvt_torchrec.base.interrupts  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # before slow imports, so that Ctrl-C prints a single line
 
 # isort: split
 import gc
@@ -17,9 +17,10 @@ import time
 
 from nvt_torchrec.base.errors import run_main
 
-#: Seconds that a rank waits before it reports an error that another rank reports, too, so that the
-#: launcher ends it meanwhile and the error is printed once. A connection is lost because another
-#: rank failed; errors of input or settings mostly occur on all ranks, and rank 0 reports them.
+#: How long a rank waits, in seconds, before it reports an error that another rank reports, too. In
+#: this time the launcher ends the rank, so the error is printed once. A lost connection means that
+#: another rank failed; errors of input or settings mostly occur on all ranks, and rank 0 reports
+#: them.
 _REPORT_DELAY_S = 2.0
 
 
@@ -30,13 +31,13 @@ def _train(argv: list[str]) -> None:
     from nvt_torchrec.training.settings.train_settings import THREE_DASHES, parse_settings
 
     settings = parse_settings(argv)
-    if not settings.plan_only:  # which may go without data
-        settings.check_data()  # before seconds of imports
-    check_training_stack()  # also where TorchRec is missing
+    if not settings.plan_only:  # --plan_only works without data
+        settings.check_data()  # before the imports below, which take seconds
+    check_training_stack()  # reports a missing TorchRec, too
     set_up_logging()
     if THREE_DASHES in argv:
         log = logging.getLogger("nvt_torchrec")
-        log.info("%s: read as --adagrad; the example's README has a dash too many", THREE_DASHES)
+        log.info("%s: read as --adagrad; the example's README has one dash too many", THREE_DASHES)
     prepare_torch()
     if settings.plan_only:
         from nvt_torchrec.training.sharding.plan_only import plan_only
@@ -48,9 +49,11 @@ def _train(argv: list[str]) -> None:
     from nvt_torchrec.training.launch.distributed import process_group
     from nvt_torchrec.training.loop.train import train
 
-    gc.freeze()  # imported objects stay: a collection that visits them takes a tenth of a second
+    # Imported objects live as long as the process. Without freeze, each full garbage collection
+    # would visit them, which takes a tenth of a second.
+    gc.freeze()
 
-    @record  # the launcher shows the first error of all ranks, by the second
+    @record  # records the time of an error, so that the launcher shows the first one of all ranks
     def run() -> None:
         try:
             with process_group() as group:
@@ -58,15 +61,15 @@ def _train(argv: list[str]) -> None:
                 if settings.json and group.rank == 0:
                     print(json.dumps(vars(result)))
         except RuntimeError as error:
-            if _follows_from_another(error):
+            if _is_caused_by_other_rank(error):
                 time.sleep(_REPORT_DELAY_S)
             raise
 
     run()
 
 
-def _follows_from_another(error: RuntimeError) -> bool:
-    """Tell whether another rank failed first, which closes its connections."""
+def _is_caused_by_other_rank(error: RuntimeError) -> bool:
+    """Return whether another rank probably failed first, which closes its connections."""
     from torch.distributed import DistError
 
     text = str(error).lower()
@@ -74,10 +77,10 @@ def _follows_from_another(error: RuntimeError) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train, and return the exit status; errors of input or settings are one message.
+    """Train, and return the exit status; an error of input or settings prints a single message.
 
     Args:
-        argv: Arguments of the command line; by default those of this process.
+        argv: The command-line arguments; None for those of this process.
     """
     return run_main(lambda: _train(sys.argv[1:] if argv is None else argv), _report)
 

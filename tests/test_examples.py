@@ -233,7 +233,7 @@ def test_merlins_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     train = EtlOutput(tmp_path / "OUT").splits / "train"
     monkeypatch.setattr(sys, "argv", ["merlin_batches.py", str(train)])
     example = runpy.run_path(str(EXAMPLES / "merlin_batches.py"))
-    assert "the last loss: 0." in capsys.readouterr().out
+    assert "last loss: 0." in capsys.readouterr().out
     ours = KJTLoader(train, 100, device="cpu", virtual_shards=1).map(example["to_merlin"])
     for (columns, labels), (expected, targets) in zip(
         ours, Loader(Dataset(str(train), engine="parquet"), 100, shuffle=False), strict=True

@@ -1,7 +1,7 @@
-"""Training: data, what a model starts from, sharding, optimizers, the loop, checkpoints, reports.
+"""Training: data, baselines, sharding, optimizers, the training loop, checkpoints and reports.
 
-``train(TrainSettings(…))`` trains as ``nvt-train`` does. Both are imported on first use: importing
-this package imports neither torch nor TorchRec; its modules do so where they need them.
+``train(TrainSettings(…))`` does the same as ``nvt-train``. Both names are imported on first use, so
+importing this package does not import torch or TorchRec.
 """
 
 from __future__ import annotations

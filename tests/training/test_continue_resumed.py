@@ -76,7 +76,7 @@ def test_a_directory_of_another_run(outputs, trained, tmp_path):
         train_here(*run)
     with pytest.raises(
         SettingsError,
-        match=r"continued from .*table_wise, not from (?s:.*)a --checkpoint_dir of its own",
+        match=r"continued from .*table_wise, not from (?s:.*)its own --checkpoint_dir",
     ):
         train_here(*continued(outputs[2], second, tmp_path, "--resume"))
     anew = [flag for flag in run if "continue_from" not in flag]

@@ -42,7 +42,7 @@ def test_rare_and_unknown_ids_get_weights_that_rows_of_the_same_rarity_have(capl
     without = fit_regression(train, "label")
     with caplog.at_level(logging.INFO):
         found = add_count_weights(without, train, valid, "label", (FIRST_ID + IDS,))
-    assert "weights of how often an id occurs" in caplog.text
+    assert "weights for the frequency of ids" in caplog.text
     assert found.log_loss(test, "label") < without.log_loss(test, "label") - 0.01
     labels = test.labels["label"]
     assert auroc(labels, found.logits(test)) > auroc(labels, without.logits(test)) + 0.01

@@ -107,7 +107,7 @@ def test_the_model_stands_beside_the_regression_and_warnings_below(run, tmp_path
     assert f"It is worse than boosted trees: AUROC {regression + 0.01:.4f} against" in text
     kept = [event for event in kept if event["event"] not in ("baseline", "end")]
     text = lines_after_the_title(0)
-    assert "no baseline was fitted yet. The run has not finished." in text
+    assert "no baseline has been fitted yet. The run has not finished." in text
 
 
 @pytest.mark.parametrize("model", ["dlrm", "deepfm", "dcn_v2", "final_mlp", "din", "own:build"])

@@ -1,1 +1,1 @@
-"""What a model starts from, and what it is compared with."""
+"""The regression that a model starts from, and the baselines that it is compared with."""

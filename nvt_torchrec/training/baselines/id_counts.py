@@ -1,12 +1,12 @@
-"""Weights of how often an id occurs, in the regression that a model starts from.
+"""Weights for the frequency of ids, in the regression that a model starts from.
 
-Where few rows share an id, their number says something of it: an item that one user has heard is
-not like one that everybody hears, and an id that training never saw is the rarest of all. A weight
-of the id alone cannot say so, because it is fitted to the very rows it is used for, and an unknown
-id has none. So there is a weight for each number of *other* training rows with the id: a row whose
-id no other row has is, in training, what an unknown id is later (Good 1953, "The Population
-Frequencies of Species"). An id's number of rows is fixed once the regression is fitted. So its two
-weights are added up to one, and a model knows nothing of all this.
+If few rows share an id, their number is informative: an item that one user has heard differs from
+an item that everybody hears, and an id that training never saw is the rarest of all. A weight of
+the id cannot express that, because it is fitted to the very rows that it is used for, and an
+unknown id has no weight. So the regression gets a weight for each number of *other* training rows
+with the same id: a training row whose id occurs nowhere else stands for the unknown ids of later
+rows (Good 1953, "The Population Frequencies of Species"). Once the regression is fitted, an id's
+count is a constant. So the two weights are added up to one per id, and the model needs no counts.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from nvt_torchrec.training.baselines.row_sample import Column, RowSample
 
 log = logging.getLogger(__name__)
 
-#: A column gets weights of counts if so many training rows have an id that no other row has. With
-#: fewer the weight of an unknown id would be a guess.
+#: A column gets weights of counts if at least this many training rows have an id that occurs in no
+#: other row. With fewer, the weight of unknown ids would be a guess.
 _MIN_SINGLE_ROWS = 100
-#: Each smaller count has a weight of its own; beyond, a weight is shared by counts up to √2 times
-#: the smallest of them.
+#: Smaller counts have their own weights; from here on, counts share a weight up to √2 times the
+#: smallest of them.
 _FIRST_SHARED_COUNT = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class IdCounts:
-    """How many training rows have each id of the columns that get weights of counts.
+    """The number of training rows of each id, for the columns that get weights of counts.
 
     Attributes:
-        rows: By the position of a column among ``RowSample.columns``, the number of rows with each
-            id, int64 [rows of its table].
+        rows: The number of rows with each id, int64 [rows of the table], by the position of the
+            column among ``RowSample.columns``.
         num_columns: The number of columns of the sample.
     """
 
@@ -48,42 +48,43 @@ class IdCounts:
         """Count the ids of all training rows.
 
         Args:
-            sample: The training rows, all of them.
-            table_rows: The rows of the table of each of its columns.
+            sample: All training rows.
+            table_rows: The number of rows of each column's table.
         """
-        found = {}
+        rows_by_position = {}
         for position, (column, size) in enumerate(zip(sample.columns, table_rows, strict=True)):
-            # A list or history has several ids a row, whose counts would have to be combined.
+            # Lists and histories have several ids per row, whose counts would have to be combined.
             if column.rows is not None:
                 continue
             rows = np.bincount(column.ids, minlength=size)
             if np.count_nonzero(rows == 1) >= _MIN_SINGLE_ROWS:
-                found[position] = rows
-        return cls(found, len(sample.columns))
+                rows_by_position[position] = rows
+        return cls(rows_by_position, len(sample.columns))
 
     def add_columns(self, sample: RowSample, *, in_training: bool) -> RowSample:
-        """Return rows with a further column for each counted one: its ids say how many rows.
+        """Return the rows with an additional column, of count classes, for each counted column.
 
         Args:
             sample: The rows.
-            in_training: Whether they are the counted rows. Then a row does not count itself.
+            in_training: Whether these are the counted rows. Then a row does not count itself.
         """
         columns = list(sample.columns)
         for position, rows in self.rows.items():
             others = rows[sample.columns[position].ids]
             if in_training:
                 others = others - 1
-            # With shares it is no categorical column, whose penalty would be raised with the ids'.
+            # Shares keep the column from counting as categorical: choose_penalties would raise its
+            # penalty together with those of the ids.
             shares = np.ones(len(sample))
-            columns.append(Column(_number_counts(others), np.arange(len(sample)), shares))
+            columns.append(Column(_classify_counts(others), np.arange(len(sample)), shares))
         return dataclasses.replace(sample, columns=columns)
 
     def add_weights(self, regression: Regression, objective: Objective) -> Regression:
         """Return a regression with weights of 0 for the counts of ``objective``'s rows.
 
         Args:
-            regression: One without weights of counts.
-            objective: That of the training rows with further columns.
+            regression: A regression without weights of counts.
+            objective: The objective of the training rows with the additional columns.
         """
         zeros = objective.to_regression(np.zeros(objective.num_weights), np.zeros(0))
         weights = list(regression.weights)
@@ -91,27 +92,30 @@ class IdCounts:
         return dataclasses.replace(regression, ids=zeros.ids, weights=weights)
 
     def insert_penalties(self, regression: Regression, estimated: np.ndarray) -> np.ndarray:
-        """Return the penalties of a regression, with the estimated ones of the counts."""
+        """Return a regression's penalties together with the estimated penalties of the counts."""
         return np.insert(regression.penalties, self.num_columns, estimated[self._positions])
 
     def merge(self, regression: Regression) -> Regression:
-        """Return the regression without weights of counts, which it adds to those of the ids."""
-        ids, weights = list(regression.ids), list(regression.weights)
-        numbers, count_weights = ids[self._positions], weights[self._positions]
+        """Add the weights of counts to those of the ids, and return the regression without them."""
+        ids = list(regression.ids)
+        weights = list(regression.weights)
+        classes = ids[self._positions]
+        count_weights = weights[self._positions]
         for index, (position, rows) in enumerate(self.rows.items()):
-            # A count that no training row has, as a row does not count itself, lies between two
-            # that rows have.
-            merged = np.interp(_number_counts(rows), numbers[index], count_weights[index])
+            # Since training rows do not count themselves, none may have exactly this count. Its
+            # weight is then interpolated.
+            merged = np.interp(_classify_counts(rows), classes[index], count_weights[index])
             merged[ids[position]] += weights[position]
             ids[position] = np.arange(len(rows))
             weights[position] = merged
-        del ids[self._positions], weights[self._positions]
+        del ids[self._positions]
+        del weights[self._positions]
         penalties = np.delete(regression.penalties, self._positions)
         return dataclasses.replace(regression, ids=ids, weights=weights, penalties=penalties)
 
     @property
     def _positions(self) -> slice:
-        """The positions of the further columns, between those of the sample and the bins."""
+        """The positions of the additional columns, between those of the sample and the bins."""
         return slice(self.num_columns, self.num_columns + len(self.rows))
 
 
@@ -123,15 +127,15 @@ def add_count_weights(
     table_rows: tuple[int, ...],
     offset: float = 0.0,
 ) -> Regression:
-    """Return a regression with weights of counts, if the log loss of valid is lower with them.
+    """Return a regression with weights of counts if they lower the log loss of valid.
 
     Args:
-        regression: One that was fitted to ``sample``, with penalties that valid chose.
+        regression: A regression fitted to ``sample``, with penalties chosen on valid.
         sample: All training rows.
-        valid: Rows of valid; without any, ``regression`` is returned.
+        valid: Rows of valid; if empty, ``regression`` is returned.
         label: The label.
-        table_rows: The rows of the table of each column of ``sample``.
-        offset: By how much logits of ``valid`` are larger than those of the training rows.
+        table_rows: The number of rows of each column's table.
+        offset: The difference between the logits of ``valid`` and those of the training rows.
     """
     counts = IdCounts.count(sample, table_rows)
     if not (counts.rows and len(valid)):
@@ -141,20 +145,20 @@ def add_count_weights(
     objective = Objective(counts.add_columns(sample, in_training=True), label, regression.edges)
     start = counts.add_weights(regression, objective)
     penalties = counts.insert_penalties(regression, objective.estimate_penalties(start))
-    found = objective.solve(start, penalties)
-    if found.shift(offset).log_loss(counted_valid, label) > loss - NATS / len(valid):
+    counted = objective.solve(start, penalties)
+    if counted.shift(offset).log_loss(counted_valid, label) > loss - NATS / len(valid):
         return regression
-    # Beside weights of counts, those of ids have less to say.
-    found = choose_penalties(objective, found, counted_valid, label, offset)
+    # With weights of counts, the weights of ids explain less, so their penalties may have to rise.
+    counted = choose_penalties(objective, counted, counted_valid, label, offset)
     log.info(
-        "regression of %s: weights of how often an id occurs, chosen on valid, whose log loss is "
-        "%.4f instead of %.4f", label, found.shift(offset).log_loss(counted_valid, label), loss,
+        "regression of %s: weights for the frequency of ids, chosen on valid, whose log loss is "
+        "%.4f instead of %.4f", label, counted.shift(offset).log_loss(counted_valid, label), loss,
     )  # fmt: skip
-    return counts.merge(found)
+    return counts.merge(counted)
 
 
-def _number_counts(counts: np.ndarray) -> np.ndarray:
-    """Return the number of the weight of each count, int64."""
+def _classify_counts(counts: np.ndarray) -> np.ndarray:
+    """Return the class of each count, int64; counts of a class share a weight."""
     ratio = np.maximum(counts, _FIRST_SHARED_COUNT) / _FIRST_SHARED_COUNT
     shared = _FIRST_SHARED_COUNT + np.floor(2 * np.log2(ratio)).astype(np.int64)
     return np.where(counts < _FIRST_SHARED_COUNT, counts, shared)

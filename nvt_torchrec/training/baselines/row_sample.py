@@ -1,4 +1,4 @@
-"""Rows of a split in memory, for the baselines."""
+"""Read a sample of a split's rows into memory, for the baselines."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from nvt_torchrec.training.data.loaders import make_sample
 from nvt_torchrec.training.launch.distributed import Group
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
-#: Rows are read in batches of this size.
+#: The batch size for reading rows.
 BATCH = 8192
-#: At most this many events of a history are read.
+#: The largest number of events of a history to read.
 _MAX_EVENTS = 50
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """The ids of some rows: of a categorical column, a history, or the bins of a dense column.
+    """The ids of rows in a categorical column, a history, or the bins of a dense column.
 
-    Of a dense column, the ids are the numbers of the two edges around each value.
+    The ids of a dense column are the indices of the two edges around each value.
 
     Attributes:
         ids: The ids of all rows, int64.
-        rows: The row of each id, int64; None if each row has exactly one.
-        shares: What part of an id's weight counts, float64: of an event one over the number of
-            events, of an edge how near it is. None if all of it counts.
+        rows: The row of each id, int64; None if each row has exactly one id.
+        shares: The share of an id's weight that counts, float64: one over the row's number of
+            events in a history, and the closeness to the value for an edge. None if all shares
+            are 1.
     """
 
     ids: np.ndarray
@@ -52,11 +53,11 @@ class Column:
 
     @property
     def is_categorical(self) -> bool:
-        """Whether it is a categorical column, not a history or bins."""
+        """Whether this is a categorical column, and not a history or bins."""
         return self.shares is None
 
     def sum_by_row(self, weights: np.ndarray, num_rows: int) -> np.ndarray:
-        """Return the sum of the ids' ``weights`` [len(ids)] of each row, float64 [num_rows]."""
+        """Sum the ``weights`` [len(ids)] of the ids in each row, float64 [num_rows]."""
         if self.rows is None:
             return weights
         if self.shares is not None:
@@ -70,11 +71,11 @@ class RowSample:
 
     Attributes:
         dense: The dense values, float32 [n, dense columns].
-        columns: The categorical columns, then the histories'.
-        labels: The values of each label that is trained, by its name, float32 [n].
-        weights: The weights of the rows, float32 [n]; None if they have none.
-        corrections: What is added to the logits of rows, float64 [n]: the log-Q correction
-            (docs/negatives.md), if the run applies it and rows have one; else 0.
+        columns: The categorical columns, then those of the histories.
+        labels: The values of each trained label, float32 [n], by name.
+        weights: The weights of the rows, float32 [n]; None if rows have no weights.
+        corrections: Terms to add to the logits, float64 [n]: the log-Q correction
+            (docs/negatives.md), if the run applies it and the data have one; otherwise 0.
     """
 
     dense: np.ndarray
@@ -86,11 +87,14 @@ class RowSample:
     def __len__(self) -> int:
         return len(self.dense)
 
-    def bins(self, edges: np.ndarray | None) -> list[Column]:
-        """Return the columns of the dense values' edges; none without edges."""
+    def list_bins(self, edges: np.ndarray | None) -> list[Column]:
+        """Return a column of bins for each dense column; empty without edges."""
         if edges is None:
             return []
-        return [Column.from_bins(*pair) for pair in zip(self.dense.T, edges, strict=True)]
+        columns = []
+        for values, column_edges in zip(self.dense.T, edges, strict=True):
+            columns.append(Column.from_bins(values, column_edges))
+        return columns
 
     def click_rate(self, label: str) -> float:
         """Return the (weighted) share of the rows with label 1; 0 without rows."""
@@ -104,8 +108,8 @@ class RowSample:
         return self.weights.astype(np.float64) / self.weights.mean()
 
 
-def make_group_alone() -> Group:
-    """Return this rank as the only one, to read rows on the CPU."""
+def make_single_group() -> Group:
+    """Return a group with this rank alone, to read rows on the CPU."""
     return Group(0, 1, 1, torch.device("cpu"), dist.GroupMember.WORLD)  # type: ignore[arg-type]
 
 
@@ -116,17 +120,24 @@ def read_sample(
     batches: int,
     files: tuple[Path, ...] | None = None,
 ) -> RowSample:
-    """Read at most so many batches of rows of a split, drawn at random, on this rank alone.
+    """Read a sample of a split on this rank alone; training rows are drawn at random.
 
     The vectors of the data are left out: a regression or trees over their values would take minutes
     and gigabytes.
+
+    Args:
+        settings: The settings of the run.
+        config: The model's shape.
+        split: The split.
+        batches: The largest number of batches of ``BATCH`` rows.
+        files: The files to read; None for the whole split.
     """
-    alone = make_group_alone()
+    group = make_single_group()
     max_events = min(config.max_events, _MAX_EVENTS)
     changes: dict[str, Any] = {"max_events": max_events, "sequences": ()}
     config = dataclasses.replace(config, **changes, dense_vectors=(), own=None)
     num_columns = len(config.features)
-    # The first of each is empty, so that a split without rows has the right shapes, too.
+    # Each list starts with an empty array, so that a split without rows has the right shapes, too.
     dense = [np.zeros((0, len(config.dense)), np.float32)]
     labels = [np.zeros((0, len(config.labels)))]
     weights = []
@@ -136,14 +147,15 @@ def read_sample(
     rows: list[list[np.ndarray]] = [[np.zeros(0, np.int64)] for _ in range(num_columns)]
     lengths: list[list[np.ndarray]] = [[np.zeros(0, np.int64)] for _ in range(num_columns)]
     num_rows = 0
-    for batch in make_sample(settings, config, split, alone, batches, BATCH, files):
-        features, size = batch.sparse_features, len(batch.labels)
-        row_numbers = np.arange(num_rows, num_rows + size)
+    for batch in make_sample(settings, config, split, group, batches, BATCH, files):
+        features = batch.sparse_features
+        size = len(batch.labels)
+        row_indices = np.arange(num_rows, num_rows + size)
         batch_lengths = features.lengths().view(num_columns, size).long().numpy()
         ends = batch_lengths.sum(1).cumsum()[:-1]
         for j, values in enumerate(np.split(features.values().numpy(), ends)):
             ids[j].append(values)
-            rows[j].append(np.repeat(row_numbers, batch_lengths[j]))
+            rows[j].append(np.repeat(row_indices, batch_lengths[j]))
             lengths[j].append(batch_lengths[j])
         num_rows += size
         dense.append(batch.dense_features.numpy())
@@ -172,8 +184,17 @@ def _make_column(
     *,
     is_history: bool,
 ) -> Column:
-    """Return a column of the arrays of its batches: ids, the row of each, and rows' ids."""
-    all_ids, all_rows, all_lengths = map(np.concatenate, (ids, rows, lengths))
+    """Make a column from the arrays of its batches.
+
+    Args:
+        ids: The ids.
+        rows: The row of each id.
+        lengths: The number of ids of each row.
+        is_history: Whether it is a history, in which the mean of the events counts.
+    """
+    all_ids = np.concatenate(ids)
+    all_rows = np.concatenate(rows)
+    all_lengths = np.concatenate(lengths)
     if is_history:
         return Column(all_ids, all_rows, 1 / all_lengths[all_rows])
     if (all_lengths == 1).all():

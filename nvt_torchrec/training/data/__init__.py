@@ -1,1 +1,1 @@
-"""The data of a run: its splits, days and order of rows, and batches for all ranks."""
+"""A run's data: its splits, its days, the order of its rows, and batches for all ranks."""

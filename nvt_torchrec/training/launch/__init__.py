@@ -1,1 +1,1 @@
-"""Start and stop a rank: CPU cores, process group, SIGTERM."""
+"""Start and stop a rank: process group, run state, check of a custom model, SIGTERM."""

@@ -1,1 +1,1 @@
-"""Training steps, evaluations, when they end, and what follows the last one."""
+"""The training loop: steps, evaluations, early stopping, and the work after the last step."""

@@ -35,8 +35,8 @@ from nvt_torchrec.training.loop.train_steps import Steps
 from nvt_torchrec.training.optim import learning_rates
 from nvt_torchrec.training.optim.combined import set_step
 from nvt_torchrec.training.reporting.learning_check import LearningCheck
-from nvt_torchrec.training.reporting.metrics_log import MetricsLog, metrics_table
-from nvt_torchrec.training.reporting.progress import Progress, TrainResult, step_profiler
+from nvt_torchrec.training.reporting.metrics_log import MetricsLog, format_table
+from nvt_torchrec.training.reporting.progress import Progress, TrainResult, make_profiler
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 from nvt_torchrec.training.sharding.build import (
     apply_start,
@@ -117,7 +117,7 @@ class Trainer:
         self._start()
         self._evaluate("test")
         if self.group.rank == 0:
-            log.info("%s", metrics_table(self.metrics))
+            log.info("%s", format_table(self.metrics))
         return self._result()
 
     def try_out(self, start: Start | None) -> ByLabel | None:
@@ -144,7 +144,7 @@ class Trainer:
         check_length(settings, progress.total_steps)
         profiler: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if settings.profile and self.events.directory:
-            profiler = step_profiler(settings, self.events.directory, progress.total_steps)
+            profiler = make_profiler(settings, self.events.directory, progress.total_steps)
         start = Start()
         if self.group.rank == 0:
             baselines = baselines or compute_baselines(settings, self.config, self.files)
@@ -165,8 +165,8 @@ class Trainer:
                 warnings: list[str] = []
                 if self.group.rank == 0:
                     results = self.metrics, self.baselines
-                    warnings = self.learning.finished(progress.step, self.config, *results)
-                advice = self.learning.advice()
+                    warnings = self.learning.check_final(progress.step, self.config, *results)
+                advice = self.learning.suggest_longer_training()
                 progress.report_end(self.metrics, self.baselines, advice, warnings)
         except BaseException:
             if self.checkpoints:

@@ -1,4 +1,4 @@
-"""The log of a training run: a line per interval, a table at the end, and ``metrics.jsonl``."""
+"""The log of a training run: a line per interval, a final table, and ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 METRICS_FILE = "metrics.jsonl"
 _REMEDY = "choose a writable --log_path"
-#: The titles of the metrics that the page shows, by the fields of Metrics.
+#: The titles of the metrics on the page, by the fields of Metrics.
 TITLES = {
     "samples": "samples",
     "auroc": "AUROC",
@@ -30,7 +30,7 @@ TITLES = {
     "mean_prediction": "mean prediction",
     "calibration": "calibration",
 }
-#: Those of them that the log does not show.
+#: The metrics that the log does not show.
 _PAGE_ONLY = ("samples", "positive_rate", "mean_prediction")
 
 
@@ -53,20 +53,21 @@ class MetricsLog:
     - ``evaluation``: step, epoch, split, label (if several are trained: an event for each) and the
       fields of :class:`models.metrics.Metrics`, seconds;
     - ``baseline``: split, label, name and the same fields (:mod:`training.baselines.baselines`);
-    - ``importance``: label, and for each of the ``columns`` by how much AUROC falls without it
-      (:func:`training.loop.finish.measure_importance`);
+    - ``importance``: label, and for each of the ``columns`` the drop of AUROC if its values are
+      permuted (:func:`training.loop.finish.measure_importance`);
     - ``warning``: step, text and remedy (:mod:`training.reporting.learning_check`);
+    - ``continue``: checkpoint and new_rows, the number of new table rows;
     - ``resume``: step and checkpoint;
     - ``end``: step, samples, train_seconds, samples_per_s, checkpoint, advice (or "").
 
     Attributes:
-        directory: The directory of the file; None on ranks other than 0: nothing is written.
+        directory: The directory of the file; None on ranks other than 0, which write nothing.
 
     Args:
-        directory: The same.
-        tensorboard: Whether to write the numbers of ``train`` and ``evaluation`` as TensorBoard's
-            events too.
-        holds: Whether the objects are held in memory, for :meth:`write_held` of another log.
+        directory: The directory of the file, or None.
+        tensorboard: Whether to also write the numbers of ``train`` and ``evaluation`` as
+            TensorBoard's events.
+        holds: Whether to hold the objects in memory, for :meth:`write_held` of another log.
 
     Raises:
         OutputError: The file cannot be written.
@@ -80,7 +81,7 @@ class MetricsLog:
         self._tensorboard = _open_tensorboard(directory) if directory and tensorboard else None
 
     def write(self, event: str, **values: Any) -> None:
-        """Append one object."""
+        """Append an object."""
         if self._held is not None:
             self._held.append((event, values))
         if self.directory is None:
@@ -106,15 +107,15 @@ class MetricsLog:
 
 
 def _open_tensorboard(directory: Path) -> SummaryWriter:
-    """Open the file of TensorBoard's events. Raises OutputError."""
-    from tensorboardX import SummaryWriter  # its import takes seconds
+    """Open the file of TensorBoard's events; raise OutputError if it cannot be written."""
+    from tensorboardX import SummaryWriter  # here, because the import takes seconds
 
     with output_errors(directory, _REMEDY):
         return SummaryWriter(str(directory))
 
 
-def train_line(values: Mapping[str, Any], total_steps: int, epoch: str) -> str:
-    """Format the line of one interval from the values of its ``train`` event."""
+def format_interval(values: Mapping[str, Any], total_steps: int, epoch: str) -> str:
+    """Format an interval, given as the values of its ``train`` event, as a line."""
     eta = datetime.timedelta(seconds=round(values["eta_s"]))
     return (
         f"step {values['step']:,}/{total_steps:,}  epoch {epoch}"
@@ -126,19 +127,19 @@ def train_line(values: Mapping[str, Any], total_steps: int, epoch: str) -> str:
     )
 
 
-def name_of(split: str, label: str = "") -> str:
-    """Return the name of an evaluation; ``label`` is "" where one is trained."""
+def name_evaluation(split: str, label: str = "") -> str:
+    """Return the name of an evaluation; ``label`` is "" if a single label is trained."""
     return f"{split} ({label})" if label else split
 
 
-def metrics_line(name: str, metrics: Metrics) -> str:
-    """Format an evaluation as one line."""
+def format_evaluation(name: str, metrics: Metrics) -> str:
+    """Format an evaluation as a line."""
     values = "  ".join(f"{title} {value}" for title, value in _format_values(metrics).items())
     return f"{name}: {values}  ({metrics.samples:,} samples, {metrics.positives:,} clicks)"
 
 
-def metrics_table(results: Mapping[str, ByLabel]) -> str:
-    """Format the final metrics of all splits as a table, with a row for each split and label."""
+def format_table(results: Mapping[str, ByLabel]) -> str:
+    """Format the final metrics of all splits as a table with a row for each split and label."""
     titles: list[str] = []
     labels = set()
     rows = []
@@ -152,7 +153,7 @@ def metrics_table(results: Mapping[str, ByLabel]) -> str:
     rows.insert(0, ["split", "label", "samples", "clicks", *titles])
     if len(labels) < 2:
         for row in rows:
-            del row[1]
+            del row[1]  # the label
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -162,7 +163,7 @@ def metrics_table(results: Mapping[str, ByLabel]) -> str:
 
 
 def _format_values(metrics: Metrics) -> dict[str, str]:
-    """Return the metrics that the log shows, by their titles."""
+    """Return the metrics that the log shows, by title."""
     shown = {}
     for name, title in TITLES.items():
         if name in _PAGE_ONLY or (name == "gauc" and metrics.gauc_samples is None):

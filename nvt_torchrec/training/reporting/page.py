@@ -1,6 +1,6 @@
-"""``training.html``: how a run went, in one self-contained page made of its ``metrics.jsonl``.
+"""Make ``training.html``, a self-contained report of a run, from its ``metrics.jsonl``.
 
-Training writes it after evaluations of valid, at most every minute, and at its end.
+Training writes it after evaluations of valid, at most once a minute, and at its end.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from nvt_torchrec.base.files.atomic import write_text
 from nvt_torchrec.base.pages import render
 from nvt_torchrec.base.pages.charts import Chart, Series, lines
 from nvt_torchrec.formats.etl_output import EtlOutput
-from nvt_torchrec.training.reporting.metrics_log import METRICS_FILE, TITLES, name_of
+from nvt_torchrec.training.reporting.metrics_log import METRICS_FILE, TITLES, name_evaluation
 from nvt_torchrec.training.reporting.verdict import describe_result
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 REPORT_FILE = "training.html"
-#: The most points of a curve. Of more, every n-th one and the last are drawn.
+#: The largest number of points of a curve. Of more points, every n-th one and the last are drawn.
 _MAX_POINTS = 600
 
 
@@ -37,7 +37,7 @@ class _Curve:
     Attributes:
         key: The key of its values in ``train`` events.
         title: The title of the y axis.
-        form: How values are written, see :func:`base.pages.charts.lines`.
+        form: The format of the values, for :func:`base.pages.charts.lines`.
         name: The name of the line.
     """
 
@@ -58,7 +58,7 @@ Events = list[dict[str, Any]]
 
 
 def write_report(directory: Path | str) -> Path:
-    """Write ``training.html`` beside the ``metrics.jsonl`` of a run.
+    """Write ``training.html`` next to the ``metrics.jsonl`` of a run.
 
     Returns:
         The path of the page.
@@ -67,7 +67,8 @@ def write_report(directory: Path | str) -> Path:
         BadInputError: The file does not hold the events of a run.
         OutputError: The page cannot be written.
     """
-    path, metrics = Path(directory) / REPORT_FILE, Path(directory) / METRICS_FILE
+    path = Path(directory) / REPORT_FILE
+    metrics = Path(directory) / METRICS_FILE
     try:
         text = page(read_events(metrics))
     except (KeyError, TypeError, UndefinedError) as error:
@@ -82,15 +83,15 @@ def write_report(directory: Path | str) -> Path:
 def read_events(path: Path) -> Events:
     """Read the events of the last run in a file, including those from before it was resumed.
 
-    The events of steps that were trained again after a resume are returned once. An incomplete
+    If steps were trained again after a resume, only their last events are returned. An incomplete
     line, which a killed run leaves, is skipped.
 
     Raises:
         BadInputError: The file has no event that starts a run.
     """
     start: dict[str, Any] | None = None
-    run: Events = []  # since the last start
-    earlier: Events = []  # of the last run before that start which had any
+    run: Events = []  # the events since the last start
+    earlier: Events = []  # the events of the last start before it that has any
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             event = json.loads(line)
@@ -114,35 +115,35 @@ def read_events(path: Path) -> Events:
 
 
 def page(events: Events) -> str:
-    """Make the page as HTML; it loads nothing from elsewhere."""
+    """Make the page as HTML that loads nothing from elsewhere."""
     start, *rest = events
-    events_of: defaultdict[str, Events] = defaultdict(list)
+    events_by_kind: defaultdict[str, Events] = defaultdict(list)
     for event in rest:
-        events_of[event["event"]].append(event)
-    end = events_of["end"][0] if events_of["end"] else None
+        events_by_kind[event["event"]].append(event)
+    end = events_by_kind["end"][0] if events_by_kind["end"] else None
     given, defaults = _split_settings(start["settings"])
-    # The last event of each name stays.
-    last = {_name_of(event): event for event in events_of["evaluation"]}
-    baselines = {(_name_of(event), event["name"]): event for event in events_of["baseline"]}
-    importance = {event["label"]: event for event in events_of["importance"]}
+    # Of several events with the same key, the last one counts.
+    last = {_name_event(event): event for event in events_by_kind["evaluation"]}
+    baselines = {(_name_event(event), event["name"]): event for event in events_by_kind["baseline"]}
+    importance = {event["label"]: event for event in events_by_kind["importance"]}
     titles = dict(TITLES)
     if not any("gauc" in event for event in last.values()):
         del titles["gauc"]
-    drawn = curves(events_of["train"], events_of["evaluation"])
+    charts = draw_charts(events_by_kind["train"], events_by_kind["evaluation"])
     return render(
         Path(__file__).with_name("training.html"),
         start=start,
         verdict=_describe(start["settings"]["model"], last, baselines, end),
         importance=list(importance.values()),
         next=list_next_commands(start["settings"], end["checkpoint"]) if end else [],
-        warnings=events_of["warning"],
+        warnings=events_by_kind["warning"],
         end=end,
-        train=events_of["train"],
+        train=events_by_kind["train"],
         last=last,
         titles=titles,
         results=last | {", ".join(names): event for names, event in baselines.items()},
-        quality=drawn[: -len(_CURVES)],
-        speed=drawn[-len(_CURVES) :],
+        quality=charts[: -len(_CURVES)],
+        speed=charts[-len(_CURVES) :],
         table_sizes=[sum(table["gpu"]) + sum(table["host"]) for table in start["plan"]["tables"]],
         given=given,
         defaults=defaults,
@@ -155,24 +156,24 @@ def _describe(
     baselines: Mapping[tuple[str, str], dict[str, Any]],
     end: dict[str, Any] | None,
 ) -> str:
-    """Return the first sentences of the page, on the model beside the baselines.
+    """Return the first sentences of the page, which compare the model with the baselines.
 
-    They are about test, if it was evaluated.
+    They are about test if it was evaluated, otherwise about all evaluated splits.
 
     Args:
         model: The value of ``--model``.
-        last: The last evaluations, by the names of splits and labels.
-        baselines: Those of the baselines, by the same names and their own.
-        end: The run's last event; None if the run has not ended.
+        last: The last evaluations, by the names of their splits and labels.
+        baselines: The events of the baselines, by the same name and the name of the baseline.
+        end: The run's ``end`` event; None if the run has not ended.
     """
     final = {name: event for name, event in last.items() if event["split"] == "test"} or last
     sentences = []
     for name, event in final.items():
-        beside = {}
+        baselines_of_name = {}
         for (evaluation, baseline), values in baselines.items():
             if evaluation == name:
-                beside[baseline] = values
-        sentences.append(describe_result(model, name, event, beside))
+                baselines_of_name[baseline] = values
+        sentences.append(describe_result(model, name, event, baselines_of_name))
     if end is None:
         sentences.append("The run has not finished.")
     elif end["advice"]:
@@ -181,9 +182,9 @@ def _describe(
     return " ".join(filter(None, sentences))
 
 
-def _name_of(event: dict[str, Any]) -> str:
+def _name_event(event: dict[str, Any]) -> str:
     """Return the name of an evaluation: its split, and its label if several are trained."""
-    return name_of(event["split"], event.get("label", ""))
+    return name_evaluation(event["split"], event.get("label", ""))
 
 
 def list_next_commands(settings: Mapping[str, Any], checkpoint: str | None) -> list[str]:
@@ -194,13 +195,13 @@ def list_next_commands(settings: Mapping[str, Any], checkpoint: str | None) -> l
         checkpoint: The checkpoint; None if the model is not saved.
 
     Returns:
-        The commands; none without a checkpoint or without the workflow of the data.
+        The commands; empty without a checkpoint or without the workflow of the data.
     """
     workflow = EtlOutput.from_splits(settings["binary_path"]).workflow
     if not checkpoint or not workflow.is_dir():
         return []
     flags = f"--workflow {workflow} --checkpoint {checkpoint}"
-    if ":" in settings["model"]:  # an own model is imported only if the caller names it
+    if ":" in settings["model"]:  # a custom model is only imported if the caller names it
         flags += f" --model {settings['model']}"
     commands = (
         f"bundle {flags} --output BUNDLE",
@@ -209,11 +210,11 @@ def list_next_commands(settings: Mapping[str, Any], checkpoint: str | None) -> l
     return [adapt_commands(f"python -m inference {command}") for command in commands]
 
 
-def curves(train: Events, evaluations: Events) -> list[Chart]:
+def draw_charts(train: Events, evaluations: Events) -> list[Chart]:
     """Return the charts of a run.
 
-    First those of quality: loss, and of each label the AUROC and the calibration if it was
-    evaluated. Then those of :data:`_CURVES`.
+    The first charts show quality: the loss, and for each evaluated label the AUROC and the
+    calibration. The others show :data:`_CURVES`.
     """
     if not train:
         return []
@@ -224,7 +225,7 @@ def curves(train: Events, evaluations: Events) -> list[Chart]:
         charts.append(lines([loss], x="step", y="loss", form="number"))
     for label in labels:
         evaluations_of_label = [event for event in evaluations if event.get("label", "") == label]
-        # The loss of training is the sum over all labels, so it is comparable only if there is one.
+        # The training loss is the sum over all labels, so it is only comparable with one label.
         charts += _draw_label(evaluations_of_label, [] if label else [loss])
     train = [{**event, "memory_gib": event["memory_bytes"] / 2**30} for event in train]
     for curve in _CURVES:
@@ -238,10 +239,10 @@ def _draw_label(evaluations: Events, loss: list[Series]) -> list[Chart]:
 
     Args:
         evaluations: The evaluations, oldest first.
-        loss: The loss of training, beside which that of valid is drawn.
+        loss: The training loss, to draw in the same chart as that of valid; empty for none.
     """
     valid = [event for event in evaluations if event["split"] == "valid"]
-    name = _name_of(valid[-1]) if valid else "valid"
+    name = _name_event(valid[-1]) if valid else "valid"
     if valid:
         loss = [*loss, Series(name, _list_points(valid, "log_loss"), "second", dots=True)]
     charts = []
@@ -254,7 +255,7 @@ def _draw_label(evaluations: Events, loss: list[Series]) -> list[Chart]:
     if points:
         highest = max(map(max, points))
         series = [
-            Series(f"tenths of {_name_of(evaluations[-1])}", points, "second", dots=True),
+            Series(f"tenths of {_name_event(evaluations[-1])}", points, "second", dots=True),
             Series("perfect calibration", [(0, 0), (highest, highest)], "target"),
         ]
         charts.append(
@@ -264,10 +265,10 @@ def _draw_label(evaluations: Events, loss: list[Series]) -> list[Chart]:
 
 
 def _list_points(events: Events, key: str) -> list[tuple[float, float]]:
-    """Return the points of a curve: steps and the values of a key, at most :data:`_MAX_POINTS`."""
-    # A run that went back to its best model evaluates that step again: the last value counts.
-    found = {event["step"]: event[key] for event in events if event[key] is not None}
-    points = sorted(found.items())
+    """Return the (step, value) points of a key's curve, at most :data:`_MAX_POINTS` and one."""
+    # A run that returns to its best model evaluates that step again; the last value counts.
+    value_by_step = {event["step"]: event[key] for event in events if event[key] is not None}
+    points = sorted(value_by_step.items())
     every = math.ceil(len(points) / _MAX_POINTS)
     if every <= 1:
         return points
@@ -275,7 +276,7 @@ def _list_points(events: Events, key: str) -> list[tuple[float, float]]:
 
 
 def _split_settings(settings: dict[str, Any]) -> tuple[list[tuple[str, str]], ...]:
-    """Return the settings that differ from their defaults and those that do not, as text."""
+    """Return the settings that differ from their defaults, and the others, as text."""
     given: list[tuple[str, str]] = []
     defaults: list[tuple[str, str]] = []
     for name, value in settings.items():

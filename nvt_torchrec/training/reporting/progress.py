@@ -1,4 +1,4 @@
-"""Count the steps of a training run, and report them."""
+"""Count and report the steps of a training run."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ log = logging.getLogger(__name__)
 SETTINGS_FILE = "settings.json"
 TRACE_FILE = "profile.json.gz"
 TABLE_FILE = "profile.txt"
-#: Seconds between two pages that are written on the way: each takes some hundredths of a second.
+#: The shortest time between two updates of the page, in seconds. An update takes some hundredths of
+#: a second.
 _PAGE_SECONDS = 60.0
-#: How many steps the profiler observes and discards before it traces.
+#: The number of steps that the profiler observes and discards before it traces.
 _WARM_UP_STEPS = 2
-#: How many steps it traces.
+#: The number of steps that the profiler traces.
 _TRACED_STEPS = 10
-#: How many operators its table has.
+#: The number of operators in the profiler's table.
 _TABLE_ROWS = 40
 
 
@@ -48,15 +49,15 @@ class TrainResult:
     """The outcome of a run.
 
     Attributes:
-        status: "done"; "continued" if ``--resume`` went on from a checkpoint; "already done" if the
-            same run has written ``--save_checkpoint_path`` before.
-        checkpoint: ``--save_checkpoint_path``, or ``--checkpoint_dir`` without it.
-        steps: Trained steps, over all epochs.
-        samples: Trained samples, over all epochs and ranks.
-        train_seconds: Time spent on training steps, without evaluations.
-        metrics: The last metrics of each split, as JSON takes them; of several labels by label.
-            Empty on ranks other than 0.
-        baselines: Those of the baselines, by split and name, in the same form.
+        status: "done"; "continued" if ``--resume`` continued from a checkpoint; "already done" if
+            the same run had already written ``--save_checkpoint_path``.
+        checkpoint: ``--save_checkpoint_path``, or without it ``--checkpoint_dir``.
+        steps: The trained steps, over all epochs.
+        samples: The trained samples, over all epochs and ranks.
+        train_seconds: The time spent on training steps, without evaluations.
+        metrics: The last metrics of each split, JSON-ready; by label if several are trained. Empty
+            on ranks other than 0.
+        baselines: The metrics of the baselines, by split and name, in the same form.
     """
 
     status: str
@@ -69,15 +70,16 @@ class TrainResult:
 
 
 class Progress:
-    """Count a run's steps, and report them and its evaluations, in the log and as events.
+    """Count a run's steps, and report steps and evaluations in the log and as events.
 
     Attributes:
-        step: The trained steps, over all epochs.
-        samples: The trained samples, over all epochs and ranks.
+        step: The number of trained steps, over all epochs.
+        samples: The number of trained samples, over all epochs and ranks.
         train_seconds: The time spent on training steps, without evaluations.
-        total_steps: The steps of the whole run.
-        validation_every: The steps of an epoch between two evaluations of valid.
-        waited: The seconds that this rank has waited for its loader since the last report.
+        epoch_steps: The number of steps of an epoch.
+        total_steps: The number of steps of the whole run.
+        validation_every: The number of steps between two evaluations of valid within an epoch.
+        waited: The time that this rank has waited for its loader since the last report, in seconds.
         loss: The sum of this rank's scaled losses over the samples since the last report, float64
             on the device.
     """
@@ -85,54 +87,63 @@ class Progress:
     def __init__(
         self, settings: TrainSettings, group: Group, events: MetricsLog, epoch_steps: int
     ) -> None:
-        self.step = self.samples = 0
+        self.step = 0
+        self.samples = 0
         self.train_seconds = 0.0
         self.epoch_steps = epoch_steps
         self.total_steps = epoch_steps * settings.epochs
         if settings.max_steps is not None:
             self.total_steps = min(self.total_steps, settings.max_steps)
-        self._settings, self._group, self._events = settings, group, events
+        self._settings = settings
+        self._group = group
+        self._events = events
         twentieth = max(1, math.ceil(min(epoch_steps, self.total_steps) / 20))
-        self._every = settings.throughput_check_freq_within_epoch or min(twentieth, 1000)
+        self._report_every = settings.throughput_check_freq_within_epoch or min(twentieth, 1000)
         self.validation_every = settings.validation_freq_within_epoch or min(5 * twentieth, 10000)
-        self._timed_samples, self._timed_seconds = 0, 0.0
+        # The samples and seconds of all reports after the warm-up, for the final throughput.
+        self._timed_samples = 0
+        self._timed_seconds = 0.0
         self._page_time = time.monotonic()
         self.begin()
 
     def begin(self) -> None:
-        """Begin the interval that the next report is about."""
+        """Begin the interval that the next report covers."""
         self._begin = time.perf_counter()
-        self._first_step, self._first_samples = self.step, self.samples
+        self._first_step = self.step
+        self._first_samples = self.samples
         self.waited = 0.0
         self.loss = torch.zeros((), dtype=torch.float64, device=self._group.device)
 
     def take_over(self, trial: Progress) -> None:
-        """Continue with the counts of a trial, which is the whole training."""
-        self.step, self.samples = trial.step, trial.samples
+        """Take over the counts of a trial, which was a complete training."""
+        self.step = trial.step
+        self.samples = trial.samples
         self.train_seconds = trial.train_seconds
-        self._timed_samples, self._timed_seconds = trial._timed_samples, trial._timed_seconds
+        self._timed_samples = trial._timed_samples
+        self._timed_seconds = trial._timed_seconds
 
     @property
     def epoch_step(self) -> int:
-        """The trained steps of the epoch that the last step belongs to."""
+        """The number of trained steps of the current epoch."""
         return (self.step - 1) % self.epoch_steps + 1
 
     @property
     def is_due(self) -> bool:
         """Whether to report after the last step."""
-        # The speed is measured from the end of the warm-up, so an interval ends there.
+        # The throughput is measured from the end of the warm-up, so an interval must end there.
         ends_warm_up = self.step == self._settings.benchmark_warmup_steps
-        return self.epoch_step % self._every == 0 or ends_warm_up
+        return self.epoch_step % self._report_every == 0 or ends_warm_up
 
     def add(self, output: StepOutput) -> None:
-        """Count a step."""
+        """Add a step to the counts."""
         self.step += 1
         self.samples += output.global_size
         self.loss.add_(output.loss, alpha=output.global_size)
 
     def report_start(self, config: ModelConfig, plan: dict[str, Any], rows: dict[str, int]) -> None:
-        """Report what is trained: the model, the plan of its tables, and the rows by split."""
-        settings, directory = self._settings, self._events.directory
+        """Report the model, the plan of its tables, and the number of rows by split."""
+        settings = self._settings
+        directory = self._events.directory
         if directory is None:
             return
         self._events.write(
@@ -161,7 +172,8 @@ class Progress:
         ranks = self._group.world_size
         loss, waited = reduce_sum(self._group, self.loss, self.waited)
         seconds = time.perf_counter() - self._begin
-        steps, samples = self.step - self._first_step, self.samples - self._first_samples
+        steps = self.step - self._first_step
+        samples = self.samples - self._first_samples
         loss /= ranks * samples
         if not math.isfinite(loss):
             raise SettingsError(
@@ -183,7 +195,7 @@ class Progress:
                 "samples_per_s": samples / seconds,
                 "samples_per_s_per_rank": samples / seconds / ranks,
                 "data_wait": waited / ranks / seconds,
-                "memory_bytes": memory_in_use(self._group.device),
+                "memory_bytes": measure_memory(self._group.device),
                 "eta_s": (self.total_steps - self.step) * seconds / steps,
                 "train_seconds": self.train_seconds,
             }
@@ -191,7 +203,7 @@ class Progress:
             epoch = math.ceil(self.step / self.epoch_steps)
             share = self.epoch_step / self.epoch_steps
             text = f"{epoch}/{self._settings.epochs} {100 * share:.0f} %"
-            log.info("%s", metrics_log.train_line(values, self.total_steps, text))
+            log.info("%s", metrics_log.format_interval(values, self.total_steps, text))
         self.begin()
 
     def report_evaluation(self, split: str, metrics: ByLabel, seconds: float) -> None:
@@ -208,17 +220,17 @@ class Progress:
                 calibration_curve=values.calibration_curve,
                 seconds=seconds,
             )
-            name = metrics_log.name_of(split, **label_key)
-            log.info("%s", metrics_log.metrics_line(name, values))
+            name = metrics_log.name_evaluation(split, **label_key)
+            log.info("%s", metrics_log.format_evaluation(name, values))
         directory = self._events.directory
         if directory and time.monotonic() - self._page_time > _PAGE_SECONDS:
             self._page_time = time.monotonic()
-            # A resumed run may have events that another version wrote.
+            # Before it was resumed, another version may have written the run's events.
             with contextlib.suppress(BadInputError):
                 write_report(directory)
 
     def _make_label_key(self, label: str) -> dict[str, str]:
-        """Return the key ``label`` of an event; none if a single label is trained."""
+        """Return an event's ``label`` key; empty if a single label is trained."""
         return {"label": label} if self._settings.label_count > 1 else {}
 
     def report_end(
@@ -232,9 +244,9 @@ class Progress:
 
         Args:
             metrics: The final metrics by split.
-            baselines: Those of the baselines, by split and name.
-            advice: What may make the model better.
-            warnings: The warnings about the model, with which the log ends.
+            baselines: The metrics of the baselines, by split and name.
+            advice: How the model might become better; "" for no advice.
+            warnings: The warnings about the model, which end the log.
         """
         directory = self._events.directory
         if directory is None:
@@ -264,7 +276,7 @@ class Progress:
         results = dict(metrics)
         for (split, name), by_label in baselines.items():
             results[f"{split}, {name}"] = by_label
-        log.info("%s\n%s", trained, metrics_log.metrics_table(results))
+        log.info("%s\n%s", trained, metrics_log.format_table(results))
         log.info("checkpoint: %s", self._describe_checkpoint())
         write_report(directory)
         log.info("report: %s", directory / REPORT_FILE)
@@ -284,7 +296,7 @@ class Progress:
             return settings.save_checkpoint_path
         kept = "none"
         if settings.checkpoint_dir:
-            kept = f"those of {settings.checkpoint_dir}, to resume from"
+            kept = f"only those in {settings.checkpoint_dir}, to resume from"
         return f"{kept}; --save_checkpoint_path keeps the model"
 
     def _describe_lags(
@@ -296,30 +308,33 @@ class Progress:
         split = "test" if "test" in metrics else "valid"
         lines = []
         for label, result in metrics.get(split, {}).items():
-            beside = {}
+            baselines_of_label = {}
             for (baseline_split, baseline), by_label in baselines.items():
                 if baseline_split == split and label in by_label:
-                    beside[baseline] = by_label[label].to_dict()
-            name = metrics_log.name_of(split, **self._make_label_key(label))
-            lag = describe_lag(self._settings.model, name, result.to_dict(), beside)
+                    baselines_of_label[baseline] = by_label[label].to_dict()
+            name = metrics_log.name_evaluation(split, **self._make_label_key(label))
+            lag = describe_lag(self._settings.model, name, result.to_dict(), baselines_of_label)
             if lag:
                 lines.append(lag)
         return lines
 
 
-def memory_in_use(device: torch.device) -> int:
-    """Return the most bytes that tensors took on a GPU so far, or the process's bytes now."""
+def measure_memory(device: torch.device) -> int:
+    """Return the peak memory of tensors on a GPU, or the current memory of the process on a CPU.
+
+    Both are in bytes.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def step_profiler(settings: TrainSettings, directory: Path, total_steps: int) -> profiler.profile:
+def make_profiler(settings: TrainSettings, directory: Path, total_steps: int) -> profiler.profile:
     """Return a profiler of ten steps of this rank, after the first ``benchmark_warmup_steps``.
 
-    It writes ``profile.json.gz``, for Perfetto or chrome://tracing, and ``profile.txt``, the
-    operators by the time they took, to ``directory``.
+    The profiler writes ``profile.json.gz``, for Perfetto or chrome://tracing, and ``profile.txt``,
+    the operators sorted by time, to ``directory``.
 
     Raises:
         SettingsError: The run has too few steps.

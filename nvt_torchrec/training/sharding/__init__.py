@@ -1,1 +1,1 @@
-"""The model under TorchRec: its configuration, plan, and tables on all ranks."""
+"""The model under TorchRec: its configuration, its sharding plan, and its tables on all ranks."""
