@@ -277,7 +277,7 @@ def test_own_derivation(tmp_path: Path) -> None:
     saved = "nvt-workflows inspect OUT/workflow"
     status, printed = run_script(tmp_path, f"export PYTHONPATH={ROOT}; {saved}")
     assert status != 0
-    assert "derive = 'domain': nothing is registered by this name" in printed
+    assert "derive = 'domain': nothing is registered under this name" in printed
     assert "damaged" not in printed
     command = re.search("python -c .* OUT/workflow", printed)[0].replace("MODULE", "own_derivation")
     shown = passed(tmp_path, f"export PYTHONPATH={ROOT}:{EXAMPLES}; {command}")
