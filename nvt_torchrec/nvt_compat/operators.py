@@ -46,7 +46,7 @@ from nvt_torchrec.base.errors import SchemaError
 
 
 def cast_to_vocabulary(column: Any, vocabulary: Any) -> Any:
-    """Cast a column to the dtype of a vocabulary, unless nulls would be lost.
+    """Return a column cast to the dtype of a vocabulary, unless nulls would be lost.
 
     pandas stores integers with missing values as float64. Such a column is not cast: the integers
     of a vocabulary are exact in float64, and merging float64 with int64 keys compares by value.
