@@ -40,6 +40,9 @@ COMPILED := nvt_torchrec.workflows.compiled nvt_torchrec.nvt_loader.parquet.deco
 # Servers of others, each installed with ONNX Runtime into an environment of its own.
 SERVERS := nvidia-pytriton==0.7.0 kserve==0.21.0
 RUNTIME := onnxruntime==1.32.0
+# Tests write and sync many small files, which takes less time in memory. Where 4 GB of it are free, a
+# tenth of that is used until the tests end, and then by the files of failed tests.
+TEST_FILES = $(shell df --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 4e6 { print "TMPDIR=/dev/shm" }')
 # Installed before a lock.
 BEFORE := requirements/build.txt requirements/torch.txt requirements/cuda.txt
 # The next argument is a version of Python. Pins stay as they are while requirements/*.in allow them;
@@ -74,7 +77,8 @@ demo: $(LINKED) ## raw click log -> ETL -> training -> scored rows; everything b
 	@$(ON_PATH) python -m demo --output build/demo $(DEMO_FLAGS)
 
 test: $(LINKED) ## run the tests, two files at a time; on the CPU, also where there are GPUs
-	@CUDA_VISIBLE_DEVICES= $(ON_PATH) python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TEST_FLAGS)
+	@CUDA_VISIBLE_DEVICES= $(ON_PATH) $(TEST_FILES) python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+	    -o tmp_path_retention_policy=failed $(TEST_FLAGS)
 
 test-servers: $(LINKED) ## an exported model in genuine Triton and KServe servers, installed into build/servers
 	@for package in $(SERVERS); do \

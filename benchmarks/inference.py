@@ -34,7 +34,7 @@ from benchmarks.serving import add_events, print_requests
 from nvt_torchrec.base.command_line import Parser, Settings, flag, parse
 from nvt_torchrec.base.errors import SettingsError, run_command
 from nvt_torchrec.base.threads import count_cores
-from nvt_torchrec.clicklog.in_memory.python_values import read_as_text
+from nvt_torchrec.clicklog.in_memory.python_values import list_text_sources
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, get_format
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.read_plan import Read
@@ -128,7 +128,7 @@ def convert_to_dicts(piece: UnparsedRows, limit: int) -> list[dict[str, Any]]:
     spec = piece.spec
     lines = piece.parse(reject=True).line[:limit]
     reads = spec.read_plan(label=False).reads
-    text_columns = read_as_text(reads)
+    text_columns = list_text_sources(reads)
     names = tuple(spec.sources(label=False))
     fields = piece.columns(names, lines)
     columns = []

@@ -1,3 +1,3 @@
-"""What knows no click log: errors, command line, files, threads, devices, pages."""
+"""Shared infrastructure that does not depend on click logs: errors, files, threads, devices, …."""
 
 __version__ = "0.2.0"

@@ -1,7 +1,7 @@
-"""Arrow arrays as NumPy arrays, and back, without a copy where there is a way, and without pandas.
+"""Convert between Arrow and NumPy arrays, without a copy where possible, and without pandas.
 
-``pa.array`` of a NumPy array and ``Array.to_numpy`` import pandas where it is installed, which
-takes a second and memory that code without NVTabular saves.
+``pa.array`` of a NumPy array and ``Array.to_numpy`` import pandas if it is installed, which takes a
+second and memory that code without NVTabular does not need.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def is_list(held: pa.DataType) -> bool:
 
 
 def is_text(held: pa.DataType) -> bool:
-    """Return whether the values of a type are text, which bytes may hold as well."""
+    """Return whether the values of a type are text, as strings or as bytes."""
     types = pa.types
     is_string = types.is_string(held) or types.is_large_string(held) or types.is_string_view(held)
     is_bytes = types.is_binary(held) or types.is_large_binary(held) or types.is_binary_view(held)
@@ -61,7 +61,7 @@ def is_text(held: pa.DataType) -> bool:
 
 
 def to_bytes_type(held: pa.DataType) -> pa.DataType:
-    """Return a type with bytes in the place of text: Python shows no text that is not UTF-8."""
+    """Return a type with bytes instead of strings, because Python cannot show malformed UTF-8."""
     if pa.types.is_dictionary(held):
         return to_bytes_type(held.value_type)
     if is_list(held):
@@ -90,16 +90,16 @@ def string_parts(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def string_array(offsets: np.ndarray, data: np.ndarray) -> pa.StringArray | pa.LargeStringArray:
-    """Make a string array without nulls of UTF-8 bytes and of offsets [n + 1].
+    """Make a string array without nulls from UTF-8 bytes and offsets [n + 1].
 
-    With int32 offsets it is a StringArray, with int64 ones a LargeStringArray.
+    int32 offsets make a StringArray, int64 offsets a LargeStringArray.
     """
     kind = pa.LargeStringArray if offsets.dtype == np.int64 else pa.StringArray
     return kind.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(data))
 
 
 def to_offsets(lengths: np.ndarray) -> np.ndarray:
-    """Return the offsets, int64 [n + 1] from 0, of lists or texts of some lengths [n]."""
+    """Return the offsets, int64 [n + 1] from 0, of lists or texts with the given lengths [n]."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
@@ -117,9 +117,9 @@ def strings(values: Sequence[str]) -> pa.StringArray:
 
 
 def blank_texts(texts: pa.Array, mask: np.ndarray) -> pa.StringArray:
-    """Return texts with "" where ``mask``, bool [n], is set.
+    """Replace texts by "" where ``mask``, bool [n], is set.
 
-    Arrow's own choice between two arrays (``pc.if_else``) would make an array with nulls.
+    Arrow's function for this, ``pc.if_else``, would make an array with nulls.
     """
     if not mask.any():
         return texts
@@ -133,13 +133,12 @@ def blank_texts(texts: pa.Array, mask: np.ndarray) -> pa.StringArray:
 
 
 def is_one_of(texts: pa.Array, wanted: Sequence[str], *, trimmed: bool = False) -> np.ndarray:
-    """Return which texts are among some, bool [n].
+    """Return a mask of the texts that are one of the wanted ones, bool [n].
 
     Args:
         texts: String or binary array without nulls; UTF-8.
         wanted: The texts to find.
-        trimmed: Whether ``texts`` are without the spaces around them; then ``wanted`` are taken
-            without them too.
+        trimmed: Whether ``texts`` have been trimmed; ``wanted`` are then trimmed, too.
     """
     import pyarrow.compute as pc
 
@@ -148,10 +147,10 @@ def is_one_of(texts: pa.Array, wanted: Sequence[str], *, trimmed: bool = False) 
 
 
 def check_valid(data: pa.Table | pa.ChunkedArray | pa.Array, what: str) -> None:
-    """Check that Arrow data of a caller has valid offsets, indices and texts.
+    """Check that Arrow data from a caller has valid offsets, indices and UTF-8.
 
-    Invalid ones could end the process when they are used. The check costs nothing for numbers, and
-    10 ms for 2 M texts or lists.
+    Using invalid data could crash the process. The check costs nothing for numbers, and 10 ms for
+    2 M texts or lists.
 
     Raises:
         SchemaError: The data is not valid.
@@ -159,9 +158,9 @@ def check_valid(data: pa.Table | pa.ChunkedArray | pa.Array, what: str) -> None:
     try:
         data.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise SchemaError(f"{what}: not valid Arrow data: {error}", "make it anew") from None
+        raise SchemaError(f"{what}: not valid Arrow data: {error}", "create it again") from None
 
 
 def mark_begins(values: np.ndarray) -> np.ndarray:
-    """Return where values [n] differ from the one before them, bool [n]; the first one does."""
+    """Return where values [n] differ from their predecessor, bool [n]; the first value does."""
     return np.append(np.ones(min(len(values), 1), bool), values[1:] != values[:-1])

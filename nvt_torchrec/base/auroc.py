@@ -1,4 +1,4 @@
-"""The area under the ROC curve: of scores, and of a single column of ids."""
+"""The area under the ROC curve of scores, and of a single column."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import to_numpy
 
-#: A column that has a larger AUROC alone tells the label, rather than something known before it.
+#: A single column with a larger AUROC probably reveals the label, and is not known before it.
 TOO_GOOD = 0.98
-#: How many rows with the mean label are added to the rows of each value, so that one click in one
-#: row is not taken for a rate of 1.
+#: The number of rows with the mean label that are added to the rows of each value, so that one
+#: click in one row does not count as a rate of 1.
 _PRIOR_ROWS = 5
 #: The largest number of bins of numbers.
 _MAX_BINS = 50
@@ -33,7 +33,7 @@ def auroc(
         weights: The weights [N], 0 or more; None if all rows count alike.
 
     Returns:
-        The area; None if there is no positive or no negative, of a positive weight.
+        The area; None if there is no positive, or no negative, with a positive weight.
     """
     same_group = np.zeros(len(scores), np.int8)
     areas, _, _ = _compute_areas(np.argsort(scores), scores, labels, same_group, weights)
@@ -45,17 +45,17 @@ def grouped_auroc(
 ) -> tuple[float | None, int]:
     """Compute GAUC: the mean AUROC of groups of rows (Zhou et al. 2018, arXiv:1706.06978).
 
-    Each group counts as its number of rows, or the sum of their weights. Groups with one label are
-    left out.
+    Each group is weighted by its number of rows, or by the sum of their weights. Groups with one
+    label are left out.
 
     Args:
         scores: Any monotone scores [N], such as logits.
         labels: The labels [N], 0 or 1.
-        groups: The number of each row's group [N]; negative for a row of no group.
+        groups: The number of each row's group [N]; negative for a row without a group.
         weights: The weights [N], 0 or more; None if all rows count alike.
 
     Returns:
-        The mean, and the number of rows it is of; None and 0 if there is no group with both labels.
+        The mean, and the number of rows in its groups; None and 0 without a group with both labels.
     """
     order = np.lexsort((scores, groups))
     in_groups = order[groups[order] >= 0]
@@ -75,11 +75,11 @@ def _compute_areas(
     """Return area, weight and number of rows of each group with both labels.
 
     Args:
-        order: The indices of the rows that count, by group and, in each group, by rising score.
-        scores: See :func:`grouped_auroc`; so are the other arguments.
-        labels: See above.
-        groups: See above.
-        weights: See above.
+        order: The indices of the rows that count, by group and, in each group, by ascending score.
+        scores: The scores [N].
+        labels: The labels [N], 0 or 1.
+        groups: The number of each row's group [N].
+        weights: The weights [N]; None if all rows count alike.
     """
     if not len(order):
         return np.zeros(0), np.zeros(0), np.zeros(0)
@@ -90,16 +90,17 @@ def _compute_areas(
     begins_group = np.append(True, groups[1:] != groups[:-1])
     begins_tie = begins_group | np.append(True, scores[1:] != scores[:-1])
 
-    # by tie, the rows of a group with the same score: weights of positives, and of negatives
+    # A tie is the rows of a group with the same score. For each tie, the weights of its positives
+    # and of its negatives:
     ties = np.flatnonzero(begins_tie)
     positives = np.add.reduceat(np.where(is_positive, row_weights, 0.0), ties)
     negatives = np.add.reduceat(np.where(is_positive, 0.0, row_weights), ties)
     first_ties = np.flatnonzero(begins_group[ties])
-    # the negatives of the group with lower scores: a running sum, which begins again in each group
+    # the negatives of the same group with lower scores: a running sum that restarts in each group
     lower = np.cumsum(negatives) - negatives
     lower -= np.repeat(lower[first_ties], np.diff(first_ties, append=len(ties)))
 
-    # by group
+    # For each group:
     won_pairs = np.add.reduceat(positives * (lower + negatives / 2), first_ties)
     ones = np.add.reduceat(positives, first_ties)
     zeros = np.add.reduceat(negatives, first_ties)
@@ -111,10 +112,10 @@ def _compute_areas(
 
 
 def bin_numbers(values: np.ndarray) -> np.ndarray:
-    """Return the bin that each number is in: up to 50 bins of equal counts.
+    """Return the bin of each number: up to 50 bins of equal counts.
 
-    A value at an edge, such as one that fills missing ones, has a bin of its own: edges are counted
-    from both sides.
+    A value at an edge, such as the one that fills missing values, has a separate bin, because edges
+    are counted from both sides.
 
     Args:
         values: Numbers [N].
@@ -130,17 +131,16 @@ def bin_numbers(values: np.ndarray) -> np.ndarray:
 def column_auroc(
     values: pa.Array, labels: np.ndarray, rows: np.ndarray | None = None
 ) -> float | None:
-    """Compute the AUROC that a column has alone: that of the mean label of each value.
+    """Compute the AUROC of a single column, whose score is the mean label of each value.
 
-    The mean labels come from one half of the rows, chosen at random but always the same, and score
-    the other half, and the other way round. So a value that occurs once does not give its label
-    away, and a column without information has 0.5, but for chance.
+    The mean labels of one half of the rows score the other half, and vice versa; the halves are
+    random, but always the same. So a value that occurs once does not reveal its label, and a column
+    without information has about 0.5.
 
     Args:
         values: The values, of any type; null is a value, too.
         labels: The labels [N], 0 or 1.
-        rows: The row of each value, if rows have several values, at least one; None if value i is
-            that of row i.
+        rows: The row of each value, if rows have one or more values; None if row i has value i.
 
     Returns:
         The mean area of both halves; None if one of them has only one label.
@@ -149,7 +149,7 @@ def column_auroc(
     ids = to_numpy(encoded.indices).astype(np.int64)
     size = len(encoded.dictionary)
     half = np.random.default_rng(0).integers(0, 2, len(labels))
-    # the counts of each value by half and label, all by one bincount
+    # one bincount gives the counts of each value by half and label
     half_and_label = 2 * half + (labels > 0.5)
     cells = 4 * ids + (half_and_label if rows is None else half_and_label[rows])
     counts = np.bincount(cells, minlength=4 * size).reshape(size, 2, 2)

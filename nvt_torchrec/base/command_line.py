@@ -1,8 +1,8 @@
-"""Command lines made of dataclasses: each field that :func:`flag` declares is an argument.
+"""Command lines from dataclasses: each field that :func:`flag` declares is an argument.
 
-A declaration holds the default, the help, the range and the dependence of a setting; the annotation
-of the field gives its type. :class:`Settings` enforces the declarations, so settings that are made
-in Python are checked like those of a command line.
+A declaration holds a setting's default, help, range and dependencies; the annotation of the field
+gives its type. :class:`Settings` enforces the declarations, so settings that are made in Python are
+checked like those of a command line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LARGEST = sys.float_info.max
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """What :func:`flag` declares beside name, type and default; see there."""
+    """The declaration of a field, without name, type and default; see :func:`flag`."""
 
     text: str
     minimum: float = -_LARGEST
@@ -48,10 +48,10 @@ class Rules:
         return field.name if self.positional else f"--{field.name}"
 
     def range(self, *, finite: bool = True) -> str:
-        """Describe the numbers that are allowed.
+        """Describe the allowed numbers, for the error about a number.
 
         Args:
-            finite: Whether the number that is refused is finite.
+            finite: Whether that number is finite.
         """
         bounds = []
         if not finite and self.maximum <= _LARGEST:
@@ -66,7 +66,10 @@ class Rules:
 
 
 class Parsed(Generic[T]):
-    """The type of a field that holds a T and takes text, too, for type checkers; else T itself."""
+    """The type of a field that holds a T, but also accepts text, for type checkers.
+
+    At run time, ``Parsed[T]`` is T itself.
+    """
 
     if TYPE_CHECKING:
 
@@ -84,21 +87,21 @@ def flag(text: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
     """Declare a field of a dataclass that is also an argument of a command line.
 
     Args:
-        text: The help. The default is appended to it, unless it names one.
+        text: The help. The default is appended, unless the text mentions it.
         default: The default, or a function that returns it. Without one the argument is required.
-        rules: ``minimum``, ``above``, ``maximum``: bounds of a number, or of each number of a tuple
-            (``maximum=math.inf`` allows infinity, too). ``choices``: the values allowed. ``needs``:
-            the flag, or flag and value, without which this one has no effect (``--mode train``),
-            or several, joined by ``or``.
-            ``excludes``: the names of the fields that must not be set beside this one. ``group``:
-            the heading in the help. ``metavar``: the name of the value in the help. ``parse``:
-            makes the value of the text, if the type of the field does not. ``positional``: the
-            argument is recognized by its position. ``aliases``: what other programs call it,
-            without dashes: they are refused with the name here. ``"NAME VALUE"``: what they call
-            this flag with this value.
+        rules: The other fields of :class:`Rules`. ``minimum``, ``above``, ``maximum``: bounds of a
+            number, or of each number of a tuple (``maximum=math.inf`` allows infinity, too).
+            ``choices``: the allowed values. ``needs``: the flag, or flag and value, without which
+            this one has no effect (``--mode train``), or several, joined by ``or``. ``excludes``:
+            the names of the fields that must not be set together with this one. ``group``: the
+            heading in the help. ``metavar``: the name of the value in the help. ``parse``: converts
+            the text, if the type of the field is not enough. ``positional``: whether the argument
+            is recognized by its position. ``aliases``: the names that other programs have for the
+            flag, without dashes, or for the flag with one value (``"NAME VALUE"``); they are
+            refused with a hint at the name here.
 
     Returns:
-        The field, which type checkers take for a value of any type.
+        The field, which has the type Any for type checkers.
     """
     given = {"default_factory" if callable(default) else "default": default}
     return dataclasses.field(**given, metadata={"rules": Rules(text, **rules)})
@@ -108,11 +111,11 @@ class Settings:
     """Base of dataclasses that check themselves against the declarations of their fields.
 
     Attributes:
-        OTHER_PROGRAMS: The page that lists the flags of other programs; errors for these name it.
+        OTHER_PROGRAMS: The page that lists the flags of other programs; errors about them name it.
         LEFT_OUT: Flags of other programs that are on the page and have no counterpart here.
 
     Raises:
-        SettingsError: A value is not allowed, or has no effect beside the other values.
+        SettingsError: A value is not allowed, or has no effect with the other values.
     """
 
     OTHER_PROGRAMS: ClassVar[str] = ""
@@ -125,7 +128,7 @@ class Settings:
             object.__setattr__(self, field.name, value)
             if value is not None and not isinstance(value, dict):
                 _check_value(f"{rules.name(field)} {format_value(value)}", value, rules)
-        given: dict[str, str] = {}  # by name, the flags with other values than the defaults
+        given: dict[str, str] = {}  # the flags whose values are not the defaults, by name
         for field, rules in fields:
             value = getattr(self, field.name)
             if value == field.default:
@@ -143,11 +146,11 @@ class Settings:
             if rules.needs and not self._has_effect(rules.needs, given):
                 raise SettingsError(
                     f"{given[field.name]} has no effect without {rules.needs}",
-                    f"add {rules.needs}, or leave --{field.name} out",
+                    f"add {rules.needs}, or remove --{field.name}",
                 )
 
     def _has_effect(self, needs: str, given: Mapping[str, str]) -> bool:
-        """Return whether one of the flags is given, or has the value, that ``needs`` lists."""
+        """Return whether one of the flags in ``needs`` is given, with the value if it names one."""
         for alternative in re.split(" or |--", needs):
             if not alternative:
                 continue
@@ -160,14 +163,14 @@ class Settings:
 
 
 def _read(value: Any, field: dataclasses.Field, rules: Rules) -> Any:
-    """Return a value with the type of its field, where it is given as text or as a path."""
+    """Convert a value that is given as text or as a path to the type of its field."""
     if not isinstance(value, str | Path):
         return value
-    if value == "" and field.default != "":  # the shell makes it of a variable that is not set
-        raise SettingsError(f"{rules.name(field)} is empty", "give a value, or leave it out")
+    if value == "" and field.default != "":  # an unset variable in a shell gives an empty argument
+        raise SettingsError(f"{rules.name(field)} is empty", "give a value, or remove the flag")
     if rules.parse is not None:
         return rules.parse(str(value))
-    # annotations are texts: "Path | None" and "Parsed[Path]" begin with what is needed
+    # annotations are strings: of "Path | None" and "Parsed[Path]", only "Path" is needed
     kind = re.split(r"[] ]", str(field.type).removeprefix("Parsed["))[0]
     if kind == "Path":
         return Path(value)
@@ -175,9 +178,15 @@ def _read(value: Any, field: dataclasses.Field, rules: Rules) -> Any:
 
 
 def _check_value(given: str, value: Any, rules: Rules) -> None:
-    """Raise SettingsError for a value, or a tuple of values, that its flag does not allow.
+    """Check a value, or a tuple of values, against its declaration.
 
-    ``given`` is the flag with the value, for errors.
+    Args:
+        given: The flag with the value, for errors.
+        value: The value.
+        rules: The declaration.
+
+    Raises:
+        SettingsError: The value is not allowed.
     """
     is_tuple = isinstance(value, tuple)
     values = value if is_tuple else (value,)
@@ -194,14 +203,14 @@ def _check_value(given: str, value: Any, rules: Rules) -> None:
 
 
 def format_value(value: Any) -> Any:
-    """Return a value as it is written after its flag."""
+    """Format a value as it is written after its flag."""
     if isinstance(value, frozenset):
         value = tuple(sorted(value))
     return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def _list_declared(settings_class: type) -> list[tuple[dataclasses.Field, Rules]]:
-    """Return the fields that :func:`flag` declares, with their declarations."""
+    """Return the fields that :func:`flag` declared, with their declarations."""
     fields = dataclasses.fields(settings_class)
     return [(field, field.metadata["rules"]) for field in fields if "rules" in field.metadata]
 
@@ -243,7 +252,7 @@ def parse_words(text: str) -> tuple[str, ...]:
 
 
 def parse_key_value(text: str) -> tuple[str, Any]:
-    """Parse ``"layers=[64,32]"`` into ("layers", [64, 32]); a value that is not JSON is text."""
+    """Parse ``"layers=[64,32]"`` into ("layers", [64, 32]); other values than JSON are text."""
     key, equals, value = text.partition("=")
     if not key.isidentifier() or not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
@@ -254,21 +263,21 @@ def parse_key_value(text: str) -> tuple[str, Any]:
 
 
 def _path(text: str) -> Path | str:
-    """Parse ``"a/b"`` into Path("a/b"); leave an empty text, which the dataclass refuses.
+    """Parse ``"a/b"`` into Path("a/b").
 
-    It would become Path(".").
+    An empty text, which would become Path("."), stays text, so that the dataclass refuses it.
     """
     return Path(text) if text else ""
 
 
 class _Collect(argparse.Action):
-    """Makes a dict of the pairs that follow a flag."""
+    """Collects the pairs that follow a flag in a dict."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
         setattr(namespace, self.dest, dict(values))
 
 
-#: Type of a field → what makes it of text, and the name of the value in the help.
+#: Type of a field → the function that parses it, and the name of the value in the help.
 _TYPES: dict[Any, tuple[Callable[[str], Any], str]] = {
     int: (int, "N"),
     float: (float, "X"),
@@ -301,7 +310,7 @@ def _add(group: Any, field: dataclasses.Field, rules: Rules, hint: Any) -> None:
     if default not in (dataclasses.MISSING, None, "", ()) and "default" not in text:
         text += f" (default: {format_value(default)})"
     text = adapt_commands(text).replace("%", "%%")
-    if hint is bool:  # there is also --no-NAME, unless it is what holds without the flag
+    if hint is bool:  # --no-NAME exists only if the default is not False
         action = "store_true" if field.default is False else argparse.BooleanOptionalAction
         group.add_argument(f"--{field.name}", action=action, help=text)
         return
@@ -309,7 +318,7 @@ def _add(group: Any, field: dataclasses.Field, rules: Rules, hint: Any) -> None:
     options: dict[str, Any] = {"help": text, "type": rules.parse or parse}
     if hint == Mapping[str, Any]:
         options |= {"nargs": "+", "action": _Collect}
-    if rules.choices and hint is str:  # the dataclass refuses others
+    if rules.choices and hint is str:  # shown only; the dataclass refuses other values
         options["metavar"] = f"{{{','.join(rules.choices)}}}"
     else:
         options["metavar"] = rules.metavar or metavar
@@ -327,18 +336,18 @@ def parse(
     """Parse a command line into one instance of each dataclass.
 
     Args:
-        parser: A parser without arguments, or with arguments that are of no dataclass.
-        argv: The command line; None: that of the process.
+        parser: A parser without arguments, or with arguments that belong to no dataclass.
+        argv: The command line; None for that of the process.
         settings_classes: Dataclasses whose declared fields are the arguments.
 
     Raises:
-        SettingsError: An argument is unknown (with what to use instead), missing, or has a value
-            that is not allowed.
+        SettingsError: An argument is unknown (the error suggests another one), missing, or has a
+            value that is not allowed.
     """
     add_arguments(parser, *settings_classes)
     argv = sys.argv[1:] if argv is None else argv
-    # Before the other arguments are parsed, because the value of an unknown flag would be taken for
-    # one of them, and the error would be about that.
+    # Unknown flags are refused before parsing, because argparse would take their values for
+    # positional arguments, and the error would be about these.
     names = [text.split("=")[0] for text in argv if re.match("-+[A-Za-z]", text)]
     known = parser.flags() | {"-h", "--help"}
     foreign = _foreign_flags(settings_classes)
@@ -349,14 +358,14 @@ def parse(
     for settings_class in settings_classes:
         given = {}
         for field, _ in _list_declared(settings_class):
-            if hasattr(args, field.name):  # else the dataclass has the default
+            if hasattr(args, field.name):  # otherwise the dataclass sets the default
                 given[field.name] = getattr(args, field.name)
         parsed.append(settings_class(**given))
     return parsed
 
 
 def _refuse(unknown: Mapping[str, str]) -> None:
-    """Raise an error for unknown arguments; each is given with what to use instead."""
+    """Raise an error if there are unknown arguments, which are mapped to their remedies."""
     if len(unknown) == 1:
         ((name, instead),) = unknown.items()
         raise SettingsError(f"unknown argument {name}", instead)
@@ -366,12 +375,12 @@ def _refuse(unknown: Mapping[str, str]) -> None:
 
 
 def _foreign_flags(settings_classes: Sequence[type[Settings]]) -> dict[str, str]:
-    """Return the flags of other programs, each with what to use instead."""
+    """Return the flags of other programs, mapped to the remedies for using them here."""
     instead = {}
     for settings_class in settings_classes:
         page = settings_class.OTHER_PROGRAMS
         for flag_name in settings_class.LEFT_OUT:
-            instead[flag_name] = f"it is left out here; {page} says why, or what to use"
+            instead[flag_name] = f"it does not exist here; {page} says why, or what to use"
         for field, rules in _list_declared(settings_class):
             for alias in rules.aliases:
                 theirs, _, value = alias.partition(" ")
@@ -381,14 +390,14 @@ def _foreign_flags(settings_classes: Sequence[type[Settings]]) -> dict[str, str]
 
 
 def _suggest_flag(name: str, parser: Parser, foreign: Mapping[str, str]) -> str:
-    """Say what to use instead of an unknown flag.
+    """Return the remedy for an unknown flag.
 
     Args:
         name: The unknown flag, as it was given.
         parser: The parser with all flags of this program.
-        foreign: The flags of other programs, each with what to use instead.
+        foreign: The flags of other programs, mapped to their remedies.
     """
-    # other programs' parsers take flags with one dash, and --noX for a switch X
+    # parsers of other programs accept flags with one dash, and --noX for a switch X
     flag = f"--{name.lstrip('-')}"
     switch = flag.replace("--no", "--", 1)
     if flag in foreign:
@@ -396,6 +405,6 @@ def _suggest_flag(name: str, parser: Parser, foreign: Mapping[str, str]) -> str:
     if flag in parser.flags():
         return f"it takes two dashes: {flag}"
     if switch != flag and switch in parser.flags() | foreign.keys():
-        return "leave it out: a switch is off unless it is given"
+        return "remove it: a switch is off unless it is given"
     close = difflib.get_close_matches(flag, parser.flags(), n=1)
     return f"did you mean {close[0]}?" if close else f"see: {parser.prog} --help"

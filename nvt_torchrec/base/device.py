@@ -1,12 +1,12 @@
-"""A card: arrays on it, kernels that work on them, and the comparison of both with the host.
+"""A GPU: arrays on it, kernels that work on them, and the comparison of their results with the CPU.
 
-Code for a card takes a :class:`Device`, so that tests can give it one of NumPy's arrays and numba's
-simulator instead (``tests/simulator/device.py``). Importing this module needs no card, and
-neither CuPy nor numba.cuda.
+Code for a GPU takes a :class:`Device`, so that tests can pass one with NumPy arrays and Numba's
+simulator instead (``tests/simulator/device.py``). Importing this module needs neither a GPU nor
+CuPy nor numba.cuda.
 
-Little of it has run on cards yet (docs/gpu.md), so each run compares the first part of its work
-with the host's: a difference or an error is a warning, after which the run goes on with the host's
-code, or, where the user asks for that, an error.
+Little of this code has run on GPUs yet (docs/gpu.md), so each run compares the first part of its
+work with the CPU's. After a difference or an error, the run warns and continues with the code for
+the CPU; or it ends with an error if the user asks for that.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: An array on the card: CuPy's, or in tests NumPy's.
+#: An array on the GPU: CuPy's, or in tests NumPy's.
 DeviceArray: TypeAlias = Any
 
-#: Threads of a block of a kernel; no kernel depends on it.
+#: The number of threads in a block; no kernel depends on it.
 _BLOCK_THREADS = 256
 
 
 class Device:
-    """The first visible CUDA device: CuPy's arrays, in RMM's memory, and numba's kernels.
+    """The first visible CUDA device: CuPy arrays in RMM's memory, and Numba kernels.
 
-    All work is done in the order of the calls on the current stream of the calling thread.
+    All work runs on the current stream of the calling thread, in the order of the calls.
 
     Attributes:
-        arrays: CuPy, or a module with the same functions on the same arrays.
-        lanes: How many threads of a kernel share a column. 32 warps on each of 132 multiprocessors
-            want 135,000 threads: 16 columns fill an H200.
+        arrays: CuPy, or a module with the same functions.
+        lanes: The number of threads of a kernel that share a column. 132 multiprocessors with 32
+            warps each need 135,000 threads, so 16 columns fill an H200.
     """
 
     arrays: Any
@@ -52,11 +52,11 @@ class Device:
         from rmm.allocators.cupy import rmm_cupy_allocator
 
         use_pool()
-        cupy.cuda.set_allocator(rmm_cupy_allocator)  # the pool that libcudf uses, too
+        cupy.cuda.set_allocator(rmm_cupy_allocator)  # the same pool as libcudf's
         self.arrays = cupy
 
     def launch(self, kernel: Any, threads: int, *arguments: Any) -> None:
-        """Run a kernel of :mod:`numba.cuda` in at least so many threads."""
+        """Run a kernel of :mod:`numba.cuda` in at least ``threads`` threads; none if 0."""
         if not threads:
             return
         from numba import cuda
@@ -65,27 +65,27 @@ class Device:
         converted = []
         for argument in arguments:
             if isinstance(argument, self.arrays.ndarray):
-                # The kernel runs on CuPy's current stream, behind all that made the array. Without
-                # sync=False, numba would wait for that stream.
+                # The kernel runs on CuPy's current stream, after the work that made the array.
+                # Without sync=False, Numba would block until that work is done.
                 argument = cuda.as_cuda_array(argument, sync=False)
             converted.append(argument)
         blocks = -(-threads // _BLOCK_THREADS)
         kernel[blocks, _BLOCK_THREADS, stream](*converted)
 
     def allocate_pinned(self, size: int) -> np.ndarray:
-        """Return memory of the host from which copies to the card run by themselves: uint8."""
+        """Allocate page-locked host memory, uint8 [size], for asynchronous copies to the GPU."""
         import cupyx
 
         return cupyx.empty_pinned(size, np.uint8)
 
     def upload(self, host: np.ndarray) -> DeviceArray:
-        """Copy an array to the card; pinned memory must not change until :meth:`synchronize`."""
+        """Copy an array to the GPU; pinned memory must not change until :meth:`synchronize`."""
         array = self.arrays.empty(host.shape, host.dtype)
         array.set(host, stream=self.arrays.cuda.get_current_stream())
         return array
 
     def download(self, array: DeviceArray) -> np.ndarray:
-        """Wait for an array and copy it to pinned memory of the host, which CuPy's pool keeps."""
+        """Wait for an array, and copy it to pinned host memory from CuPy's pool."""
         import cupyx
 
         pinned = cupyx.empty_pinned(array.shape, array.dtype) if array.size else None
@@ -103,19 +103,19 @@ class Device:
         return copies
 
     def stream(self) -> AbstractContextManager[Any]:
-        """Make a new stream; it is the calling thread's current one within the context."""
+        """Make a new stream, which is the current one of the calling thread within the context."""
         return self.arrays.cuda.Stream(non_blocking=True)
 
     def synchronize(self) -> None:
-        """Wait for the work of the current stream."""
+        """Wait for the work on the current stream."""
         self.arrays.cuda.get_current_stream().synchronize()
 
 
 def use_pool(**options: int) -> None:
-    """Let RMM take the current GPU's memory from a CUDA pool, unless somebody chose a resource.
+    """Make RMM allocate from a CUDA memory pool, unless another memory resource was chosen.
 
     By default RMM asks the driver for each buffer, which waits until the GPU is idle. ``options``
-    are those of ``rmm.mr.CudaAsyncMemoryResource``.
+    are passed to ``rmm.mr.CudaAsyncMemoryResource``.
     """
     import rmm
 
@@ -124,18 +124,19 @@ def use_pool(**options: int) -> None:
 
 
 def kernel(function: Callable) -> Any:
-    """Return a function as a kernel of :mod:`numba.cuda`, compiled at its first launch."""
+    """Make a function a kernel of :mod:`numba.cuda`, which is compiled at its first launch."""
     from numba import cuda
 
     return cuda.jit(function)
 
 
 def use_device(device: torch.device) -> None:
-    """Make a GPU the current device of the calling thread; on a CPU, do nothing.
+    """Make a GPU the current device of the calling thread; do nothing for a CPU.
 
-    A thread begins with the first GPU as its current one, also on ranks that use another.
-    Leaving ``torch.cuda.stream(…)`` there returns to that GPU, and would create a context on it:
-    about half a GB of its memory for each rank, and an error in the exclusive compute mode.
+    Every new thread begins with the first GPU as its current device, also on ranks that use another
+    one. When it leaves ``torch.cuda.stream(…)``, PyTorch returns to that GPU and creates a context
+    on it, which takes about half a GB of its memory for each rank, and fails in the exclusive
+    compute mode.
     """
     if device.type == "cuda":
         import torch
@@ -144,14 +145,15 @@ def use_device(device: torch.device) -> None:
 
 
 class DeviceError(ClickLogError):
-    """Code for a card fails, or computes something else than the host's."""
+    """Code for a GPU that fails, or whose results differ from the CPU's."""
 
 
 @contextlib.contextmanager
 def device_errors(remedy: str) -> Iterator[None]:
-    """Explain errors of CUDA, and of RMM and CuPy, which report a lack of memory by MemoryError.
+    """Turn errors of CUDA, RMM and CuPy into errors with a remedy.
 
-    Their types depend on the library, and some become an ``Exception`` on their way from a worker.
+    The types of such errors depend on the library (RMM and CuPy raise MemoryError), and some become
+    a plain ``Exception`` on their way from a worker, so they are recognized by their text.
 
     Raises:
         DeviceError: Instead of such an error, with ``remedy``.
@@ -172,13 +174,13 @@ def find_difference(
     host: Mapping[str, np.ndarray],
     tolerance: float = 0.0,
 ) -> str:
-    """Return how the arrays of a card differ from the host's; "" if they do not.
+    """Describe the first difference between arrays of a GPU and of the CPU; "" without one.
 
     Args:
-        device: Computes the arrays on the card and copies them to the host. If it raises an error
-            of any kind, that is the difference.
-        host: The same arrays, by name.
-        tolerance: By how much floats may differ, as a share of their magnitude or of 1.
+        device: Computes the arrays on the GPU and copies them to the host. If it raises an error of
+            any kind, the error is the difference.
+        host: The same arrays as computed by the CPU, by name.
+        tolerance: How much floats may differ, absolutely and relatively.
     """
     try:
         computed = device()
@@ -203,13 +205,13 @@ def find_difference(
 
 
 def fall_back(what: str, why: str, instead: str, *, strict: bool) -> None:
-    """Warn that the host's code takes over.
+    """Warn that the code for the CPU takes over.
 
     Args:
-        what: What failed on the card.
+        what: The work that failed on the GPU.
         why: The difference or error.
-        instead: What is done from now on.
-        strict: Raise an error instead.
+        instead: How the work is done from now on.
+        strict: Whether to raise an error instead.
 
     Raises:
         DeviceError: ``strict`` is set.

@@ -1,9 +1,8 @@
-"""Errors a user can act on: each names the place, the value and the remedy.
+"""Errors that a user can act on: each names the file or setting, the value and the remedy.
 
 Command lines turn a :class:`ClickLogError` into one message on stderr and exit status 2
-(:func:`run_command`). Ctrl-C, too little memory and a full disk give one message too, a closed pipe
-gives none.
-All other errors are defects of this project and keep their tracebacks.
+(:func:`run_command`). Ctrl-C, too little memory and a full disk give one message too; a closed pipe
+gives none. All other errors are defects of this project and keep their tracebacks.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-#: Top-level loggers of this project: on a command line they log at INFO, all others at WARNING.
+#: The top-level loggers of this project. On a command line they log at INFO, others at WARNING.
 OUR_LOGGERS = ("nvt_torchrec", "demo")
 
-#: How a program is started in a checkout → where only the wheel is installed.
+#: How a program is started in a checkout → how it is started when only the wheel is installed.
 _PROGRAMS = {
     "python -m etl": "nvt-etl",
     "python -m inference": "nvt-infer",
@@ -28,12 +27,12 @@ _PROGRAMS = {
     "--script train_torchrec.py": "-m nvt_torchrec.train_torchrec",
     "--nproc-per-node 8 train_torchrec.py": "--nproc-per-node 8 -m nvt_torchrec.train_torchrec",
 }
-#: Whether the files of a checkout lie beside the package.
+#: Whether this package is part of a checkout.
 IS_CHECKOUT = (Path(__file__).parents[2] / "requirements").is_dir()
 
 
 def adapt_commands(text: str) -> str:
-    """Name the programs in a text as they are started here: as in a checkout, or installed."""
+    """Replace the commands in a text, written for a checkout, by those of an installed package."""
     if not IS_CHECKOUT or Path("".join(sys.argv[:1])).name.startswith("nvt-"):
         for program, command in _PROGRAMS.items():
             text = text.replace(program, command)
@@ -41,15 +40,15 @@ def adapt_commands(text: str) -> str:
 
 
 class ClickLogError(Exception):
-    """Base of all errors that the input or the caller causes, not a defect of this project.
+    """Base class of errors that are caused by the input or the caller, not by a defect.
 
     Args:
-        what: What is wrong, with the file, row or column and the value.
+        what: The error, with the file, row or column and the value.
         remedy: What to do about it.
     """
 
     def __init__(self, what: str, remedy: str = "") -> None:
-        super().__init__(what, remedy)  # both in args, so that it survives pickling by Dask
+        super().__init__(what, remedy)  # both in args, so that the error can be pickled (by Dask)
         self.what = adapt_commands(what)
         self.remedy = adapt_commands(remedy)
 
@@ -74,15 +73,15 @@ class SettingsError(ClickLogError):
 
 
 class UnregisteredError(SettingsError):
-    """A name in a file that a class of a program's own has to be registered by."""
+    """A name in a file under which no class is registered, such as a user's own class."""
 
 
 class OutputError(ClickLogError):
-    """An output path that cannot be written, or that is in use already."""
+    """An output path that cannot be written, or that is already in use."""
 
 
 def run_command(main: Callable[[], int | None]) -> int:
-    """Run a command line's ``main``, with its messages on stderr; see :func:`run_main`."""
+    """Run the ``main`` of a command line, with log messages on stderr; see :func:`run_main`."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     for name in OUR_LOGGERS:
         logging.getLogger(name).setLevel(logging.INFO)
@@ -90,10 +89,10 @@ def run_command(main: Callable[[], int | None]) -> int:
 
 
 def end_process(status: int) -> NoReturn:
-    """End this process without freeing its memory, which takes up to half a second after a run.
+    """End this process without freeing its memory, which would take up to half a second.
 
-    What is registered with ``atexit`` is called; output must have been flushed, as by
-    :func:`run_main`.
+    Functions that are registered with ``atexit`` are called. Output must have been flushed, as
+    :func:`run_main` does.
     """
     atexit._run_exitfuncs()
     os._exit(status)
@@ -103,12 +102,12 @@ def run_main(main: Callable[[], int | None], report: Callable[[str], object] | N
     """Run ``main`` and return its exit status; report expected errors in one message.
 
     Args:
-        main: Returns the exit status; None is 0.
-        report: Prints a message; to stderr by default.
+        main: Returns the exit status; None means 0.
+        report: Prints a message; None to print to stderr.
 
     Returns:
         The status that ``main`` returned; 2 after a :class:`ClickLogError`, too little memory or
-        a full disk, 130 after Ctrl-C, 141 without a message if the reader of the output has closed
+        a full disk; 130 after Ctrl-C; 141, without a message, if the reader of the output closed
         the pipe. All other errors are raised.
     """
     from nvt_torchrec.base import interrupts
@@ -120,7 +119,7 @@ def run_main(main: Callable[[], int | None], report: Callable[[str], object] | N
         except SystemExit:  # argparse has printed help
             interrupts.flush()
             raise
-        interrupts.flush()  # when Python exits, it is too late to handle a closed pipe
+        interrupts.flush()  # a closed pipe can no longer be handled when Python exits
         return status
     except ClickLogError as error:
         report(f"error: {error}")

@@ -1,6 +1,6 @@
-"""Find NaN and infinity in tensors: such weights are not saved, loaded or served.
+"""Find NaN and infinity in tensors, so that such weights are not saved, loaded or served.
 
-Only methods of the tensors are called, so PyTorch is not imported.
+Only methods of the tensors are called, so PyTorch need not be imported.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def flatten(state: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def find_not_finite(state: dict[str, Any]) -> str:
-    """Return the name of a floating-point tensor with a NaN or an infinity; "" if there is none.
+    """Return the name of the first floating-point tensor with NaN or infinity; "" without one.
 
-    Of a sharded tensor this process's shards are checked.
+    Only this process's shards of a sharded tensor are checked.
     """
     for name, tensor in flatten(state):
         parts = [tensor]
@@ -36,8 +36,8 @@ def find_not_finite(state: dict[str, Any]) -> str:
 def _is_finite(tensor: Any) -> bool:
     """Return whether all elements are finite.
 
-    The smallest and the largest one suffice, which are NaN if any element is. They are found in one
-    pass without allocation; torch.isfinite allocates a tensor of results.
+    It suffices to check the smallest and the largest element, which are NaN if any element is. They
+    are found in one pass without allocation; torch.isfinite would allocate a tensor of results.
     """
     low, high = tensor.aminmax()
     return bool(low.isfinite() & high.isfinite())

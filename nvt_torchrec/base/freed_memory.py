@@ -1,4 +1,4 @@
-"""What a process holds of memory that it has freed."""
+"""Return freed memory to the operating system."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 
 
 def release_memory() -> None:
-    """Give memory that was freed back to the system: glibc and Arrow keep some for the process."""
+    """Return freed memory to the system; glibc and Arrow would keep some of it for the process."""
     pa.default_memory_pool().release_unused()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries lack it
     if trim:

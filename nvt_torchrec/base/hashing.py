@@ -1,10 +1,10 @@
-"""Mixers of bits: MurmurHash3 (Appleby, public domain, 2011) and SplitMix64.
+"""Hash functions: MurmurHash3 (Appleby, public domain, 2011) and SplitMix64.
 
-The hash of a value is what cuDF's ``Series.hash_values()`` computes: MurmurHash3_x86_32 with seed
-0, of an int64's 8 bytes, lowest first, and of a string's UTF-8 bytes (libcudf,
-``cudf::hashing::murmurhash3_x86_32`` of a table of one column). So a value has the same bucket on a
-CPU and on a GPU. Categories of the raw types hex32 and int are hashed as int64, whatever the dtype
-of their array.
+The hash of a value is the one that cuDF's ``Series.hash_values()`` computes: MurmurHash3_x86_32
+with seed 0, of the 8 little-endian bytes of an int64 or the UTF-8 bytes of a string (libcudf,
+``cudf::hashing::murmurhash3_x86_32`` of a table of one column). So a value is in the same bucket on
+a CPU and on a GPU. Categories of the raw types hex32 and int are hashed as int64, whatever the
+dtype of their array.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _M2 = np.uint32(0xC2B2AE35)
 
 
 def murmur3_int(values: np.ndarray) -> np.ndarray:
-    """Hash integers [n] that fit int64; uint32 [n]."""
+    """Return the hashes, uint32 [n], of integers [n] that fit int64."""
     return _hash_ints(np.ascontiguousarray(values).astype(np.int64, copy=False))
 
 
 def murmur3_string(values: pa.Array) -> np.ndarray:
-    """Hash strings [n] (a string or binary array); uint32 [n]. A null has the hash of ""."""
+    """Return the hashes, uint32 [n], of a string or binary array [n]; a null is hashed as ""."""
     offsets, data = string_parts(values)
     return _hash_strings(offsets, data)
 
 
 @numba.njit(inline="always")
 def mix(x):
-    """Mix 64 bits by MurmurHash3's finalizer: each bit changes about half of the bits.
+    """Mix 64 bits by MurmurHash3's finalizer, in compiled code.
 
-    For compiled code.
+    Each bit of the input changes about half of the bits of the result.
     """
     x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
@@ -60,7 +60,7 @@ def splitmix64(x):
 
 @numba.njit(inline="always")
 def join_hash(first, second):
-    """The hash of the pair of two hashes, int64, for compiled code."""
+    """Hash the pair of two hashes, in compiled code; int64."""
     return np.int64(mix(mix(np.uint64(first)) + np.uint64(second)))
 
 
@@ -71,7 +71,7 @@ def _rotate(x, bits):
 
 @numba.njit(forceinline=True)
 def _scramble(word):
-    # Numba widens products of uint32 to uint64: truncate each
+    # Numba widens products of uint32 to uint64, so each is truncated
     return np.uint32(_rotate(np.uint32(word * _C1), 15) * _C2)
 
 
@@ -119,7 +119,7 @@ def hash_murmur3_bytes(data, at, end):
 
 @compiled()
 def _hash_ints(values):
-    """Hash int64 [n]; uint32 [n]."""
+    """Return the hashes, uint32 [n], of int64 [n]."""
     hashes = np.empty(len(values), np.uint32)
     for i in range(len(values)):
         hashes[i] = hash_murmur3_int(values[i])
@@ -128,7 +128,7 @@ def _hash_ints(values):
 
 @compiled()
 def _hash_strings(offsets, data):
-    """Hash the texts that :func:`base.arrays.string_parts` returns, [n]; uint32 [n]."""
+    """Return the hashes, uint32 [n], of texts as :func:`base.arrays.string_parts` returns them."""
     hashes = np.empty(len(offsets) - 1, np.uint32)
     for i in range(len(hashes)):
         hashes[i] = hash_murmur3_bytes(data, offsets[i], offsets[i + 1])

@@ -1,4 +1,4 @@
-"""Fields of text as hexadecimal numbers, by a compiled loop."""
+"""Parse fields of text as hexadecimal numbers, in a compiled loop."""
 
 from __future__ import annotations
 
@@ -16,22 +16,27 @@ _DIGIT[65:71] = _DIGIT[97:103] = np.arange(10, 16)
 
 
 def parse_hexadecimal(texts: pa.Array, missing: np.ndarray) -> ParsedText:
-    """Parse one to eight hexadecimal digits."""
+    """Parse fields of one to eight hexadecimal digits.
+
+    Args:
+        texts: String or binary array [n] without nulls; "" where missing.
+        missing: Where fields are missing, bool [n].
+    """
     offsets, data = string_parts(texts)
-    data.flags.writeable = False  # one type of array, so that the loop is compiled once
+    data.flags.writeable = False  # always read-only, so that Numba compiles the loop only once
     values, wrong = _parse_texts(offsets, data)
     return ParsedText(values, missing, np.where(wrong, SYNTAX, 0).astype(np.uint8))
 
 
 @compiled()
 def _parse_texts(offsets: np.ndarray, data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers, uint32 [n], 0 where a text is wrong or empty; and which are wrong."""
+    """Return the numbers, uint32 [n], 0 where malformed or empty; and a mask of malformed texts."""
     values = np.zeros(len(offsets) - 1, np.uint32)
     wrong = np.zeros(len(values), np.bool_)
     for i in range(len(values)):
         begin, end = offsets[i], offsets[i + 1]
         value = np.uint32(0)
-        digits = np.uint8(0)  # all digits joined by "or": above 15 if a byte is no digit
+        digits = np.uint8(0)  # bitwise or of all digits: above 15 if a byte is not a digit
         for at in range(begin, min(end, begin + 8)):
             digit = _DIGIT[data[at]]
             digits |= digit

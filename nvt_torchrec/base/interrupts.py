@@ -1,17 +1,16 @@
-"""Ctrl-C, too little memory, full disks, long paths, closed pipes: one message or none.
+"""Handle Ctrl-C, too little memory, full disks, long paths and closed pipes without tracebacks.
 
-Command lines import this module before anything that takes time to import; its hooks apply from
-then on. The command itself runs in :func:`base.errors.run_command`, which handles the same
-errors.
+Command lines import this module before modules that take time to import; its hooks apply from then
+on. The command itself runs in :func:`base.errors.run_command`, which handles the same errors.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import resource  # now: when memory is short, it may not be loaded any more
+import resource  # imported early: when memory is short, loading it may fail
 import sys
-from _collections_abc import Callable  # is loaded already, unlike collections.abc
+from _collections_abc import Callable  # already loaded, unlike collections.abc
 from types import TracebackType
 
 #: The exit statuses of SIGINT and SIGPIPE, as shells report them.
@@ -27,24 +26,24 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "give a shorter path",
 }
 
-#: Messages of libraries that have no type of error for it.
+#: Messages of libraries that report too little memory by an error of another type.
 _NO_MEMORY = (
     "cannot allocate memory", "can't allocate memory", "not enough memory", "std::bad_alloc",
     "cuda out of memory", "can't start new thread", "failed to map segment from shared object",
 )  # fmt: skip
 
-#: Whether Ctrl-C came during an import in C, which raises another error instead.
+#: Whether Ctrl-C came during an import in C code, which then raises an ImportError.
 _interrupted = False
 
 
 def classify_end(error: BaseException) -> tuple[int, str] | None:
-    """Return exit status and message of an error that is not a defect; None for a defect.
+    """Return the exit status and message of an error that is not a defect; None for a defect.
 
-    The message is "" if nothing is to be printed.
+    The message is "" if nothing should be printed.
     """
     if isinstance(error, KeyboardInterrupt) or (_interrupted and isinstance(error, ImportError)):
         return INTERRUPTED, "" if _interrupted else "interrupted"
-    if isinstance(error, BrokenPipeError) and not _is_read():
+    if isinstance(error, BrokenPipeError) and not _has_readers():
         return PIPE_CLOSED, ""
     if is_out_of_memory(error):
         return OUT_OF_MEMORY, _format_memory_message(error)
@@ -62,13 +61,13 @@ def report_end(error: BaseException, report: Callable[[str], object]) -> int | N
     status, message = end
     if message:
         report(message)
-    if isinstance(error, OSError):  # perhaps of stdout, which Python flushes at its end
+    if isinstance(error, OSError):  # if it is about stdout, Python's flush at exit would fail, too
         discard_output()
     return status
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error means too little memory, or was raised from one that does."""
+    """Return whether an error, or one that caused it, means too little memory."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -78,15 +77,15 @@ def is_out_of_memory(error: BaseException | None) -> bool:
             text = str(error).lower()
             if any(words in text for words in _NO_MEMORY):
                 return True
-        # The context is followed only for errors in which libraries wrap others. Any other error
-        # that came while one was handled is a defect.
+        # The context is followed only for the types of errors in which libraries wrap others. An
+        # error of another type that was raised while one was handled is a defect.
         may_wrap = isinstance(error, ImportError | OSError | SystemError)
         error = error.__cause__ or (error.__context__ if may_wrap else None)
     return False
 
 
 def _format_memory_message(error: BaseException) -> str:
-    """Return the message about too little memory, with the limit of the shell and the reason."""
+    """Return the message about too little memory, with the limit of the shell and the details."""
     what = "out of memory"
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
@@ -100,8 +99,8 @@ def _format_memory_message(error: BaseException) -> str:
     )
 
 
-def _is_read() -> bool:
-    """Return whether the readers of stdout and stderr are still there."""
+def _has_readers() -> bool:
+    """Return whether stdout and stderr are still open at the other end."""
     import select
 
     poll = select.poll()
@@ -139,13 +138,13 @@ def _excepthook(
     status = report_end(error, print_error)
     if status is None:
         sys.__excepthook__(kind, error, trace)
-    # C code that Ctrl-C interrupts also calls this, and then raises another error.
+    # C code that is interrupted by Ctrl-C calls this hook, too, and then raises another error.
     if status == INTERRUPTED:
         _interrupted = True
 
 
 def _unraisablehook(unraisable: sys.UnraisableHookArgs) -> None:
-    if not isinstance(unraisable.exc_value, BrokenPipeError):  # of stdout, when Python exits
+    if not isinstance(unraisable.exc_value, BrokenPipeError):  # raised for stdout at exit
         sys.__unraisablehook__(unraisable)
 
 

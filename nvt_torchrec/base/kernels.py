@@ -1,4 +1,4 @@
-"""Compile loops with Numba, and cache the result per machine."""
+"""Compile loops with Numba, and cache the compiled code per machine."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _CONSTANTS = (bool, int, float, str, tuple, np.generic, np.ndarray)
 
 
 def compiled(*signatures: Any, nogil: bool = True) -> Callable[[Callable], Any]:
-    """Compile a function once per machine: the compiled code is cached beside the source.
+    """Compile a function once per machine: the compiled code is cached next to the source.
 
-    Numba's own cache is invalidated only when the file of the function changes. The functions that
-    it calls in other files and the constants that it imports are compiled into it as well, so here
-    changes to them invalidate the cache too. Where nothing can be written, every process compiles,
-    and a warning is logged.
+    Numba's own cache is invalidated only when the file of the function changes. But functions that
+    it calls in other files, and constants that it imports, are compiled into it, so here changes to
+    them invalidate the cache, too. If no directory is writable, every process compiles, and a
+    warning is logged.
 
     Args:
         signatures: Numba types to compile for at import; calls with other types fail. Without
             signatures, the function is compiled at its first call with each combination of types.
-        nogil: Release the interpreter's lock. Reacquiring it takes microseconds; pass ``False`` for
-            functions that take no longer than that.
+        nogil: Whether to release the interpreter lock. Reacquiring it takes microseconds; pass
+            ``False`` for functions that take no longer than that.
     """
 
     def compile_all(function: Callable) -> Any:
         dispatcher = numba.njit(nogil=nogil)(function)
         try:
             dispatcher._cache = _Cache(function)
-        except RuntimeError:  # no directory can be written, not even one of the user's
+        except RuntimeError:  # no directory is writable, not even in the user's home
             _warn("no directory is writable")
         for signature in signatures:
             dispatcher.compile(signature)
@@ -68,19 +68,19 @@ event.register("numba:compile", _timing)
 
 
 def compile_seconds() -> float:
-    """Return how long this process has compiled so far, kernels of other packages included."""
+    """Return how long this process has spent compiling, kernels of other packages included."""
     return _timing.duration if _timing.done else 0.0
 
 
 class _Cache(FunctionCache):
-    """Numba's cache, with :func:`stamp` in the place of the time of the function's file."""
+    """Numba's cache, with :func:`stamp` instead of the modification time of the function's file."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        # Only now, because the function may call functions defined below it.
+        # Not in __init__, because the function may call functions that are defined below it.
         self._cache_file._source_stamp = stamp(self._py_func)
         try:
             kept = super().load_overload(sig, target_context)
-        except Exception as error:  # a pickle truncated by a power failure raises any error
+        except Exception as error:  # a truncated pickle can raise any error
             log.warning("%s: damaged, compiling again: %r", self.cache_path, error)
             with contextlib.suppress(OSError):
                 self._cache_file.flush()
@@ -98,29 +98,29 @@ class _Cache(FunctionCache):
 
 @functools.cache
 def _announce() -> None:
-    log.info("compiling for this processor, up to half a minute; the result is cached")
+    log.info("compiling for this processor, which takes up to half a minute; the result is cached")
 
 
 @functools.cache
 def _warn(why: str) -> None:
-    log.warning("compiled code cannot be cached, so every start compiles again: %s", why)
+    log.warning("compiled code cannot be cached, so every process compiles again: %s", why)
     log.warning("  -> set NUMBA_CACHE_DIR to a writable directory")
 
 
 def stamp(function: FunctionType) -> str:
-    """Return a digest of the files of a function and of all it calls, and of their constants."""
+    """Return a digest of the files and constants of a function and of all functions it calls."""
     parts: set[str] = set()
     _collect(function, set(), parts)
     return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()
 
 
 def _collect(function: FunctionType, seen: set[FunctionType], parts: set[str]) -> None:
-    """Add the digest of a function's file, and its constants, and those of all that it calls.
+    """Collect the file digests and constants of a function and of all functions it calls.
 
     Args:
         function: The function.
-        seen: The functions that were collected already, to which this one is added.
-        parts: What :func:`stamp` digests, to which its own are added.
+        seen: The functions collected so far; changed in place.
+        parts: The digests and constants collected so far; changed in place.
     """
     if function in seen:
         return
@@ -139,12 +139,12 @@ def _collect(function: FunctionType, seen: set[FunctionType], parts: set[str]) -
 
 
 def list_named_globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the globals that a function names, also in functions and loops within it.
+    """Yield the globals that a function uses, also in nested functions.
 
-    For a module of the function's own package, yield what the function names of that module.
+    For a global that is a module of the same package, yield the attributes that the function uses.
     """
     codes = [function.__code__]
-    for code in codes:  # the list grows meanwhile: code of functions within functions
+    for code in codes:  # the list grows during the loop by the code of nested functions
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     names = sorted({name for code in codes for name in code.co_names})
     package = function.__module__.partition(".")[0]

@@ -1,4 +1,4 @@
-"""Packages imported through the links at the top of a checkout: the same modules, not copies."""
+"""Import packages through the links at the top of a checkout as the same modules, not as copies."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from types import ModuleType
 
 
 class _LinkedModules(MetaPathFinder, Loader):
-    """Imports ``NAME.module`` as ``nvt_torchrec.NAME.module``, but for ``__main__``.
+    """Imports ``NAME.module`` as ``nvt_torchrec.NAME.module``.
 
-    That module is executed, not imported.
+    ``__main__`` is excluded, because it is executed, not imported.
     """
 
     def __init__(self, package: str) -> None:
@@ -31,10 +31,10 @@ class _LinkedModules(MetaPathFinder, Loader):
 
 
 def follow_link(name: str) -> None:
-    """Let a package, and whatever is imported from it, be that of nvt_torchrec.
+    """Make a package that is imported through a link the package of nvt_torchrec.
 
     Args:
-        name: The ``__name__`` of the package; nothing is done if it is not imported by a link.
+        name: The ``__name__`` of the package; nothing happens if it was not imported by a link.
     """
     if not name.startswith("nvt_torchrec."):
         sys.modules[name] = importlib.import_module(f"nvt_torchrec.{name}")

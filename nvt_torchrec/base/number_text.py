@@ -1,7 +1,8 @@
-"""Fields of text as integers and floats, exactly and correctly rounded.
+"""Parse fields of text as integers and floats, exactly and correctly rounded.
 
-Where Arrow's casts take all fields, parsing costs one pass over the bytes. Only where a field is
-written in another way, or is wrong, regular expressions look at each field, and Python at the rest.
+If Arrow's casts accept all fields, parsing costs one pass over the bytes. Only if a field is
+written in another form, or is malformed, each field is matched with a regular expression, and
+Python parses the remaining ones.
 """
 
 from __future__ import annotations
@@ -16,28 +17,28 @@ import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import mask_to_numpy, string_array, string_parts, to_numpy
 
-#: The largest finite float32. What is larger would become infinite in the training parquet.
+#: The largest finite float32. Larger numbers would become infinite in the training parquet.
 LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
-#: The code of a text that is no number.
+#: The code of a text that is not a number.
 SYNTAX = 1
 #: The code of a number that is too small or too large.
 RANGE = 2
 
 _INTEGER = "^-?[0-9]+$"
-#: Integers that are written as +5 or 260.0, and what replaces them: 5 and 260.
+#: Integers that are written as +5 or 260.0, and their replacement: 5 and 260.
 _LENIENT_INTEGER = r"^(?:\+|(-))?([0-9]+)(?:\.0*)?$"
 _PLAIN_INTEGER = r"\1\2"
 _FLOAT = r"^-?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _DECIMAL = re.compile(rb"[+-]?(?=\.?[0-9])[0-9]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?")
-#: It takes more digits than logs write; numbers beyond its limits become infinite.
+#: With more digits than any log has; numbers outside of its range become infinite.
 _CONTEXT = decimal.Context(prec=1000, traps=[])
-#: Integers of at most so many characters fit int64.
+#: Integers of at most this many characters always fit int64.
 _MAX_SURE_LENGTH = 18
 
-#: Which bytes Arrow's casts may see, bool [256].
+#: The bytes that texts for Arrow's casts may have, bool [256].
 _INTEGER_BYTES = np.isin(np.arange(256), list(b"0123456789-"))
 _FLOAT_BYTES = np.isin(np.arange(256), list(b"0123456789-.eE"))
-#: What replaces each byte where commas and points are exchanged.
+#: Maps each byte to itself, but exchanges commas and points.
 _EXCHANGED = np.arange(256, dtype=np.uint8)
 _EXCHANGED[[ord(","), ord(".")]] = ord("."), ord(",")
 
@@ -49,8 +50,8 @@ class ParsedText:
     Attributes:
         values: [n] of the raw type's dtype, or a string array without nulls; the placeholder where
             a value is missing or wrong.
-        missing: bool [n].
-        code: uint8 [n]: 0, or what is wrong with a value.
+        missing: Where fields are missing, bool [n].
+        code: uint8 [n]: 0, or the code of an error.
     """
 
     values: np.ndarray | pa.StringArray
@@ -105,7 +106,7 @@ def parse_integers(
 
 
 def parse_exact(text: bytes, shift: int = 0) -> decimal.Decimal | None:
-    """Return a decimal number times ten to the power of ``shift``; None if the text is none."""
+    """Parse a decimal number, times 10**shift; None if the text is not a number."""
     if not _DECIMAL.fullmatch(text):
         return None
     return _CONTEXT.scaleb(_CONTEXT.create_decimal(text.decode()), shift)
@@ -128,9 +129,9 @@ def parse_floats(texts: pa.Array, missing: np.ndarray, read: NumberRules) -> Par
 
 
 def use_decimal_point(texts: pa.Array, read: NumberRules) -> pa.Array:
-    """Exchange commas and points where the decimal point is a comma.
+    """Exchange commas and points if the column's decimal point is a comma.
 
-    So 1,5 is parsed as 1.5, and 1.5 is malformed like 1,5 elsewhere.
+    So 1,5 is parsed as 1.5, and 1.5 is malformed, as 1,5 is in other columns.
     """
     if read.decimal == ".":
         return texts
@@ -139,12 +140,12 @@ def use_decimal_point(texts: pa.Array, read: NumberRules) -> pa.Array:
 
 
 def lengths(texts: pa.Array) -> np.ndarray:
-    """Return the bytes of each text, [n]."""
+    """Return the length of each text in bytes, [n]."""
     return np.diff(string_parts(texts)[0])
 
 
 def matches(texts: pa.Array, pattern: str) -> np.ndarray:
-    """Return which texts a regular expression matches, bool [n]."""
+    """Return a mask of the texts that a regular expression matches, bool [n]."""
     return mask_to_numpy(pc.match_substring_regex(texts, pattern=pattern))
 
 
@@ -161,10 +162,10 @@ def try_cast(
     """Cast texts to numbers, 0 where ``absent``.
 
     Args:
-        texts: The texts.
-        absent: Where no text is to be cast, bool [n].
+        texts: String or binary array [n].
+        absent: Where texts are ignored, bool [n].
         kind: The type of the numbers.
-        alphabet: Which bytes the texts may have, bool [256], because Arrow would also cast 0x10,
+        alphabet: The bytes that texts may have, bool [256], because Arrow would also accept 0x10,
             nan and +1.0; None if the texts are known to be numbers.
 
     Returns:
@@ -173,8 +174,8 @@ def try_cast(
     offsets, data = string_parts(texts)
     used = data[offsets[0] : offsets[-1]]
     if alphabet is not None and len(used):
-        # The bytes from - to 9 are - . / and digits, of which Arrow casts only numbers as they are
-        # wanted here. To look for the smallest and largest byte is faster than to look each one up.
+        # The bytes from - to 9 are - . / and digits; of texts made of them, Arrow casts only valid
+        # numbers. Finding the smallest and largest byte is faster than looking up each byte.
         is_usual = used.min() >= ord("-") and used.max() <= ord("9")
         if not is_usual and not alphabet[used].all():
             return None

@@ -1,4 +1,4 @@
-"""Progress bars of long work."""
+"""Progress bars for long work."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def show_progress(
     """Make a progress bar, which is shown on terminals and in notebooks, not in a log.
 
     Args:
-        what: The work, for example ``encode``.
-        total: How much there is of it, if that is known.
-        unit: What is counted, as it is written after a number.
-        initial: How much is done already.
+        what: The name of the work, for example ``encode``.
+        total: The total amount of work; None if it is not known.
+        unit: The unit of work, as it is written after a number.
+        initial: The amount of work that is already done.
     """
     from tqdm import tqdm
 
-    # None hides the bar unless stderr is a terminal, which it never is in a notebook.
+    # None means: disabled unless stderr is a terminal, which it never is in a notebook.
     disable = False if _is_notebook() else None
     return tqdm(
         desc=what, total=total, initial=initial, unit=unit, unit_scale=True, disable=disable
@@ -30,7 +30,7 @@ def show_progress(
 
 
 def _is_notebook() -> bool:
-    """Return whether a kernel of Jupyter runs this process, and has not merely been imported."""
+    """Return whether this process is a Jupyter kernel; importing IPython is not enough."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return shell is not None and "IPKernelApp" in shell.config

@@ -1,4 +1,4 @@
-"""Programs of several commands: ``nvt-etl run``, ``nvt-etl check`` and so on."""
+"""Programs with several commands, such as ``nvt-etl run`` and ``nvt-etl check``."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def run_subcommand(
     commands: Mapping[str, tuple[str, str]],
     argv: Sequence[str] | None,
 ) -> int | None:
-    """Run the subcommand that a command line names; import no other.
+    """Run the subcommand that a command line names, without importing the others.
 
     Args:
-        prog: How the program is called, for example ``python -m etl``.
+        prog: The command that starts the program, for example ``python -m etl``.
         description: The help of the program.
         commands: Name of a subcommand → its module and its help. The module has ``SETTINGS``
-            (dataclasses), ``run``, which takes an instance of each, and perhaps a longer
+            (dataclasses), ``run``, which takes an instance of each, and optionally a longer help,
             ``DESCRIPTION``.
-        argv: The command line; None: that of the process.
+        argv: The command line; None for that of the process.
 
     Returns:
-        What the subcommand's ``run`` returns: the exit status.
+        The exit status that the subcommand's ``run`` returns.
     """
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in commands:

@@ -1,4 +1,4 @@
-"""How many cores there are; tasks run in threads, whose results come in order."""
+"""Run tasks in threads, with results in the order of the tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Result = TypeVar("_Result")
 
 
 class MapTasks(Protocol):
-    """Runs a function for each of some tasks, in threads or in other processes."""
+    """Runs a function for each task, in threads or in other processes."""
 
     def __call__(
         self, work: Callable[[_Task], _Result], tasks: Iterable[_Task]
@@ -21,15 +21,15 @@ class MapTasks(Protocol):
         """Yield the results in the order of the tasks.
 
         Args:
-            work: Called with each task. It is sent to other processes, with what is bound to it,
-                and called again for a task whose process has died. If it raises, the error is
-                raised here, and tasks that have not begun are dropped.
-            tasks: Small objects that can be sent, as the results can be.
+            work: Called with each task. It may be pickled and sent to other processes, and called
+                again for a task whose process has died. If it raises, the error is raised here,
+                and tasks that have not begun are dropped.
+            tasks: Small objects that can be pickled, as the results must be.
         """
 
 
 def run_each(map_tasks: MapTasks, work: Callable[[_Task], object], tasks: Iterable[_Task]) -> None:
-    """Run a function for each task, and wait for all; nobody needs what it returns."""
+    """Run a function for each task, and wait for all; the results are dropped."""
     for _ in map_tasks(work, tasks):
         pass
 
@@ -50,11 +50,11 @@ def map_in_order(
 
     Args:
         work: Called in a thread with each task. If it raises, the error is raised here. Then, and
-            after Ctrl-C, tasks that have not begun are dropped, and the others waited for.
-        tasks: Taken one by one, as threads become free.
-        threads: Number of threads.
-        name: Prefix of the threads' names.
-        ahead: How many more tasks than threads may be running, or done and not yet taken.
+            after Ctrl-C, tasks that have not begun are dropped, and running ones are waited for.
+        tasks: The tasks; they are taken one by one, as threads become free.
+        threads: The number of threads.
+        name: The prefix of the threads' names.
+        ahead: How many more tasks than threads may be running, or finished but not yet yielded.
     """
     pool = ThreadPoolExecutor(threads, name)
     pending: deque[Future[_Result]] = deque()

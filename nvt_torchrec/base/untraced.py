@@ -1,7 +1,7 @@
-"""Objects of TorchRec, made outside of torch.fx.
+"""Make objects of TorchRec without asking torch.fx.
 
-Their metaclass asks whether torch.fx is tracing, and PyTorch logs a warning about the function that
-it asks by: once in each process, at the first object, whose maker can do nothing about it.
+The metaclass of TorchRec's classes calls a function of torch.fx to ask whether it is tracing. In
+each process PyTorch warns about this function once, which users can do nothing about.
 """
 
 from __future__ import annotations
@@ -12,5 +12,5 @@ _Made = TypeVar("_Made")
 
 
 def make_untraced(kind: type[_Made], *args: Any, **kwargs: Any) -> _Made:
-    """Return ``kind(*args, **kwargs)``, as Python makes it without the metaclass of torch.fx."""
+    """Return ``kind(*args, **kwargs)``, made without the metaclass of torch.fx."""
     return type.__call__(kind, *args, **kwargs)

@@ -2,8 +2,8 @@
 
 The check reads the metadata of the installed packages without importing them, which takes
 milliseconds. Without it, an unsupported combination fails inside a C++ extension, or later, with
-wrong values. A version is supported when it begins with the one in the table, part by part; a local
-suffix (``2.13.0+cpu``, ``2.13.0+cu130``) is ignored.
+wrong values. A version is supported if its first parts are those of the version in the table; a
+local suffix (``2.13.0+cpu``, ``2.13.0+cu130``) is ignored.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any, TypeAlias
 
 from nvt_torchrec.base.errors import IS_CHECKOUT, ClickLogError
 
-#: Name of a package -> its version, or None where it is not installed.
+#: Name of a package -> its version, or None if it is not installed.
 VersionLookup: TypeAlias = Callable[[str], str | None]
 
-#: PyTorch, FBGEMM and TorchRec are built for each other: all three have to be from one row.
+#: PyTorch, FBGEMM and TorchRec are built for each other, so all three must be from one row.
 TRAINING = (
     {"torch": "2.13", "fbgemm-gpu": "1.8", "torchrec": "1.8"},
     {"torch": "2.11", "fbgemm-gpu": "1.6", "torchrec": "1.6"},
 )
-#: FBGEMM for machines without a GPU: another package with the same modules.
+#: The package of FBGEMM for machines without a GPU, which has the same modules.
 FBGEMM_CPU = "fbgemm-gpu-cpu"
 
 #: The versions that ``nvt_compat`` was written for.
@@ -39,9 +39,9 @@ ETL = {
 }
 #: Packages that pip cannot install together with the rest, because their pins contradict it.
 _APART = "torchrec==1.8.0 nvtabular==23.8.0 merlin-core==23.8.0 merlin-dataloader==23.8.0"
-#: This project as pip takes it: by the file, as anybody may register its name.
+#: The argument of pip for this project: a file, because anybody may register its name.
 _PACKAGE = "/PATH/OF/nvt_torchrec-….whl"
-#: Packages of a single feature, with the extra that asks for them.
+#: Packages that only one feature needs, with the extra that installs them.
 _EXTRAS = {
     **dict.fromkeys(("onnx_ir", "onnxscript"), "onnx"),
     **dict.fromkeys(("httptools", "onnx", "onnxruntime"), "serve"),
@@ -49,9 +49,9 @@ _EXTRAS = {
     "sklearn": "estimator",
     "optuna": "tune",
 }  # fmt: skip
-#: The extra that has torch, by the room that needs it.
+#: The extra that installs torch, by the room that needs it.
 _TORCH_EXTRAS = {"inference": "serve"}
-#: RAPIDS, checked where it is installed.
+#: RAPIDS, checked only if it is installed.
 RAPIDS = {"cudf-cu13": "26.10", "dask-cudf-cu13": "26.10", "dask-cuda": "26.10"}
 
 
@@ -69,7 +69,7 @@ def find_installed_version(name: str) -> str | None:
 
 
 def import_name(module: str, name: str) -> Any:
-    """Return a name of a module of this project, which is imported now.
+    """Import a module of this project, and return one of its names.
 
     Raises:
         UnsupportedStackError: The module needs a package that is not installed.
@@ -81,10 +81,11 @@ def import_name(module: str, name: str) -> Any:
 
 
 def make_missing_error(error: ModuleNotFoundError, module: str) -> ImportError:
-    """Return the error for a package that is not installed; for a module of ours, the same one.
+    """Return the error for a package that is not installed.
 
     Args:
-        error: Names the package.
+        error: The error that names the package. It is returned unchanged if it names a module of
+            this project.
         module: The module of this project that was imported.
     """
     package = (error.name or "").partition(".")[0]
@@ -93,7 +94,7 @@ def make_missing_error(error: ModuleNotFoundError, module: str) -> ImportError:
     extras = _EXTRAS | {"torch": _TORCH_EXTRAS.get(module.split(".")[1], "")}
     extra = extras.get(package)
     remedy = f"run `{_find_install_command(find_installed_version)}`"
-    if extra and not IS_CHECKOUT:  # the lock files of a checkout have the packages of all extras
+    if extra and not IS_CHECKOUT:  # the lock files of a checkout include all extras
         remedy = f"run `pip install '{_PACKAGE}[{extra}]'`"
     return UnsupportedStackError(f"the package {package} is not installed", remedy)
 
@@ -106,7 +107,7 @@ def check_training_stack(version: VersionLookup = find_installed_version) -> Non
     rows = [dict(zip(names, row.values(), strict=True)) for row in TRAINING]
     supported = ", or ".join(_list_versions(row) for row in rows)
     install = _find_install_command(version)
-    if fbgemm == FBGEMM_CPU and version("fbgemm-gpu"):  # each has overwritten files of the other
+    if fbgemm == FBGEMM_CPU and version("fbgemm-gpu"):  # each overwrites files of the other
         installed["fbgemm-gpu"] = version("fbgemm-gpu")
         remedy = f"pip uninstall --yes fbgemm-gpu {FBGEMM_CPU} && {install}"
         raise _make_error(installed, supported, remedy)
@@ -137,7 +138,7 @@ def _fits(installed: str | None, wanted: str) -> bool:
 
 
 def _list_versions(versions: dict[str, str]) -> str:
-    """Return packages and their versions as an error lists them."""
+    """Format packages and their versions for an error."""
     return " + ".join(f"{name} {version}" for name, version in versions.items())
 
 
@@ -147,9 +148,9 @@ def _make_error(
     """Return the error for packages that are not supported.
 
     Args:
-        installed: The packages and their versions.
-        supported: The versions that are supported.
-        command: Installs them.
+        installed: The installed versions of the packages; None for one that is not installed.
+        supported: The supported versions.
+        command: The command that installs them.
     """
     found = " + ".join(f"{name} {it}" if it else f"no {name}" for name, it in installed.items())
     remedy = f"run `{command}`"
@@ -161,7 +162,7 @@ def _make_error(
 
 
 def _find_install_command(version: VersionLookup) -> str:
-    """Return the command that installs the packages of the kind that is installed now."""
+    """Return the command that installs supported packages, for a GPU if any installed one is."""
     kind = "gpu" if version("fbgemm-gpu") or version("cudf-cu13") else "cpu"
     return make_install_command(kind)
 

@@ -1,4 +1,4 @@
-"""Raw click logs: files of any format to rows, rows in memory, and the synthetic log.
+"""Raw click logs: files of any format and rows in memory as typed rows, and synthetic logs.
 
-Knows no NVTabular, Dask or torch.
+This package imports neither NVTabular nor Dask nor PyTorch.
 """

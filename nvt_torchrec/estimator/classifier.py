@@ -56,8 +56,8 @@ class ClickModel(ClassifierMixin, BaseEstimator):
             a time, these are the rows before those of test. None: about 0.1.
         test: The share of rows for test, on which ``metrics_`` are measured. If the rows have a
             time, these are the last rows. None: about 0.1.
-        folder: The folder of the fit. It must not exist, be empty, or be the folder of an earlier
-            fit, which is replaced. None: a temporary folder, which is deleted with the estimator.
+        folder: The folder of the fit: a new or empty one, or the folder of an earlier fit, which is
+            replaced. None: a temporary folder, which is deleted with the estimator.
         random_state: The seed of the training: an integer, None or a NumPy ``RandomState``.
         verbose: 1 shows the log of the steps on stderr; 0 does not.
         settings: Additional settings of the training, which are fields of ``TrainSettings``, for

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nvt_torchrec.clicklog.in_memory.frames import check_lengths
-from nvt_torchrec.clicklog.in_memory.python_values import read_as_text
+from nvt_torchrec.clicklog.in_memory.python_values import list_text_sources
 from nvt_torchrec.clicklog.in_memory.row_fields import get_inner
-from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, no_such_key
+from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, make_missing_key_error
 from nvt_torchrec.clicklog.text.assemble import get_row_times, hash_keys, make_feature
 from nvt_torchrec.clicklog.text.convert import Converted
 from nvt_torchrec.formats.feature_spec import FeatureSpec
@@ -52,7 +52,7 @@ class RowReader:
 
     def __init__(self, spec: FeatureSpec, histories: Sequence[StoredHistory] = ()) -> None:
         plan = spec.read_plan(label=False)
-        text_columns = read_as_text(plan.reads)
+        text_columns = list_text_sources(plan.reads)
         parsers = [make_parser(read, text=read.source in text_columns) for read in plan.reads]
         optional = {spec.optional_time}
         for history in histories:
@@ -251,5 +251,5 @@ def _find_inner(row: Mapping[str, Any], name: str, index: int, *, optional: bool
     if inner and outer in row:
         return get_inner(row[outer], outer, inner, row=index)
     if not optional:
-        raise no_such_key(index, name)
+        raise make_missing_key_error(index, name)
     return None

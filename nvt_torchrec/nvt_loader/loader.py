@@ -63,7 +63,8 @@ class KJTLoader:
     **Epochs.** The first ``iter()`` is epoch 0, and each later one is the next epoch, whether or
     not the previous epoch was finished. An iterator from which no batch was drawn does not count.
     :meth:`set_epoch` and :meth:`load_state_dict` choose the epoch and step of the next ``iter()``.
-    The order depends on the seed and the epoch. Without shuffling, all epochs are equal.
+    The order depends on the seed and the epoch. Without shuffling, all epochs are equal, except for
+    the rows that ``drop_last`` leaves out.
 
     **Order.** A batch takes rows from ``virtual_shards`` parts of the data.
     ``shuffle="row_groups"`` permutes the row groups; ``"rows"`` (or True) also permutes the rows

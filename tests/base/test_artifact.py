@@ -102,7 +102,7 @@ def test_files_lie_in_the_directory(described: Path, name: str) -> None:
     (directory / "link").symlink_to(described.parent)
     (directory / "loop").symlink_to("loop")
     name = f"{name}/data" if name == "link" else name
-    with pytest.raises(BadInputError, match=r"does not lie in|missing\n.*copy it"):
+    with pytest.raises(BadInputError, match=r"is not inside|missing\n.*copy it"):
         check_sizes(directory, {name: FileEntry(4, sha256="")}, "copy it")
     assert resolve_inside(directory, "a/none", described) == directory / "a" / "none"
 

@@ -110,11 +110,11 @@ def test_values_have_the_types_of_the_fields():
         ("in --row 3", "unknown argument --row\n  -> did you mean --rows"),  # no abbreviations
         ("in --not_a_flag 3", "unknown argument --not_a_flag"),
         ("in -rows 3", "unknown argument -rows\n  -> it takes two dashes: --rows"),
-        ("in --noquiet", "unknown argument --noquiet\n  -> leave it out: a switch is off unless"),
+        ("in --noquiet", "unknown argument --noquiet\n  -> remove it: a switch is off unless"),
         ("in --lines=2", "--lines\n  -> it is called --rows here (page.md)"),
         ("in --mix 2", "--mix\n  -> it is called --kind mixed here (page.md)"),
-        ("in --sources 2", "--sources\n  -> it is left out here; page.md says why"),
-        ("in --nolines", "--nolines\n  -> leave it out: a switch is off unless"),
+        ("in --sources 2", "--sources\n  -> it does not exist here; page.md says why"),
+        ("in --nolines", "--nolines\n  -> remove it: a switch is off unless"),
         (
             "-rows 2 --row=3 --rows many",
             "unknown arguments -rows, --row\n  -> -rows: it takes two dashes: --rows\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, OutputError
-from nvt_torchrec.base.files.journal import Journal, changes, refuse_changes
+from nvt_torchrec.base.files.journal import Journal, list_changes, refuse_changes
 from tests.mutations import mutated
 
 
@@ -95,9 +95,9 @@ def test_changes_are_listed_by_name(tmp_path: Path) -> None:
         "settings": {"columns": [{"name": "a", "cap": 2}]},
         "inputs": {"x": {"n": 1}, "y": {"n": 3}},
     }
-    assert changes(before, before) == []
+    assert list_changes(before, before) == []
     refuse_changes(before, before, tmp_path, "")
-    assert changes(before, now) == [
+    assert list_changes(before, now) == [
         "columns.a.cap: 1 before, 2 now",
         "old: no longer there",
         "y: new",

@@ -168,8 +168,8 @@ def test_lists_of_ids_are_read_by_peers(tmp_path):
     pq.write_table(pa.table(table), tmp_path / "train" / "part.0.parquet")
     columns = {"label": "label", "dense": ["x"], "categorical": ["genres", "item"]}
     rows = Rows(tmp_path, "train", columns)
-    assert rows.first_ids().tolist() == [[3, 5], [0, 6], [2, 5]]
-    dense = rows.indicators({"genres": 5, "item": 7}).toarray()
+    assert rows.take_first_ids().tolist() == [[3, 5], [0, 6], [2, 5]]
+    dense = rows.make_indicators({"genres": 5, "item": 7}).toarray()
     assert dense[:, 0].tolist() == [0.5, 1.0, 2.0]
     assert [np.flatnonzero(row).tolist() for row in dense[:, 1:]] == [[3, 4, 10], [11], [2, 10]]
 

@@ -94,7 +94,7 @@ def test_values_that_programs_read_differently(price: str, message: str, tmp_pat
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (ROW.replace('"user"', '"usr"'), "no key user in its first rows.*\n.*mean 'usr'"),
+        (ROW.replace('"user"', '"usr"'), "first rows have no key user.*\n.*mean 'usr'"),
         ("[", "line 1: expected a JSON object.*\n.*jq -c"),
         (ROW.replace("[1, 2]", "7"), "column tags is of type int64"),
     ],

@@ -38,7 +38,7 @@ def test_chunks_are_the_lines(sizes, chunk, limit, begin, last_newline, sized) -
     long = next((i for i, size in enumerate(sizes) if size > limit), None)
     if long is not None:
         at = begin + sum(sizes[:long]) + long
-        with pytest.raises(BadRowError, match=rf"within {limit} bytes from byte {at} on"):
+        with pytest.raises(BadRowError, match=rf"at byte {at} does not end within {limit} bytes"):
             list(chunks)
         return
     actual = [bytes(chunk) for chunk in chunks]
@@ -58,7 +58,7 @@ def test_zeros_at_the_end_are_an_error_that_needs_no_memory(tmp_path: Path, endi
     if ending:
         path = tmp_path / f"day_0{ending}"
         path.write_bytes(gzip.compress((tmp_path / "day_0").read_bytes()))
-    place = f"within 1,048,576 bytes from byte {size:,} on"
+    place = f"at byte {size:,} does not end within 1,048,576 bytes"
     tracemalloc.start()
     with pytest.raises(BadRowError, match=rf"day_0.*{place}\n.*max_line_kb"):
         list(stream_rows(str(path), CRITEO, block_bytes=MIB, reject=True))
@@ -94,5 +94,5 @@ def test_a_header_has_the_limit_of_lines(tmp_path: Path) -> None:
     path.write_bytes(b"y,c,d,".ljust(1024, b"x") + b"\n1,a,b,\n")
     assert open_file(path, spec).begin == 1025
     path.write_bytes(b"y,c,d,".ljust(1025, b"x") + b"\n1,a,b,\n")
-    with pytest.raises(BadRowError, match=r"day_0\.csv: a line .* from byte 0 on\n.*max_line_kb"):
+    with pytest.raises(BadRowError, match=r"day_0\.csv: the line at byte 0 does .*\n.*max_line_kb"):
         open_file(path, spec)

@@ -103,9 +103,9 @@ def test_stream_of_something_else(tmp_path: Path, monkeypatch) -> None:
     flipped[12] ^= 0xFF
     (tmp_path / "flipped.gz").write_bytes(flipped)
     for name, message in (
-        ("flipped.gz", "flipped.gz: truncated, or not of the type its name says"),
+        ("flipped.gz", "flipped.gz: truncated, or not of the type in its name"),
         ("cut.gz", "cut.gz: truncated"),
-        ("no.gz", "no.gz: truncated, or not of the type its name says"),
+        ("no.gz", "no.gz: truncated, or not of the type in its name"),
         ("empty", "empty: empty file"),
         ("none", "none: no such file"),
     ):

@@ -150,7 +150,7 @@ def test_positions_with_and_without_what_training_reads(line, fields) -> None:
 def test_other_numbers_of_fields() -> None:
     with pytest.raises(BadRowError, match=r"x, line 1: 3 comma-separated fields") as error:
         find_layout(b"1,2,3\n", "x", SHOP)
-    assert '7 are needed (6 or 5 or 4 without the label): user, "" … session' in str(error.value)
+    assert 'expected 7 (6 or 5 or 4 without the label): user, "" … session' in str(error.value)
 
 
 @pytest.mark.parametrize(

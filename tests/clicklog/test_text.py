@@ -130,7 +130,7 @@ def test_header_in_any_order_with_further_columns() -> None:
         ("n,price,hash,brand,name,tags,id,hashes", "column ids is not in the header\n.*mean 'id'"),
         (
             "click,n,n,price,hash,brand,name,tags,ids,hashes",
-            "column n is twice in the header\n.*"
+            "column n is in the header twice\n.*"
             r'header = false, skip_lines = 1, columns = \["click", "", …\]',
         ),
         ("click,n\r1,5\r0,7", r"lines end with .r alone\n.*tr '.r' '.n' < day_0.csv"),

@@ -182,7 +182,7 @@ def test_days_that_are_added_give_the_values_of_a_run_at_once(
     np.testing.assert_array_equal(once[places], day_by_day[places])
     late = [dataclasses.replace(row, time=4 * DAY + 7) for row in rows[:100]]
     write(tmp_path / "day_5.csv", late)
-    with pytest.raises(BadInputError, match="older than rows of the days before"):
+    with pytest.raises(BadInputError, match="older than rows of earlier days"):
         extend(ExtendSettings(output, str(tmp_path / "day_5.csv"), engine="cpu"))
 
 

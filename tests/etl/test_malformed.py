@@ -115,7 +115,7 @@ def test_manifests(tmp_path: Path) -> None:
         Manifest.read(file)
     write_json(file, {**value, "generation": None})
     _sign(file)
-    with pytest.raises(BadInputError, match="generation is None, an integer is needed"):
+    with pytest.raises(BadInputError, match="generation: expected an integer, got None"):
         Manifest.read(file)
     del value["files"][0]["day"]
     write_json(file, value)

@@ -168,7 +168,7 @@ def test_a_protocol_that_fsspec_does_not_know() -> None:
 
 def test_formats_that_are_not_what_the_spec_says(logs) -> None:
     with pytest.raises(
-        BadInputError, match=r'a parquet file, where the spec says csv\n.*"parquet"'
+        BadInputError, match=r'a parquet file, but the spec has format csv\n.*"parquet"'
     ):
         make_plan(find_days(str(logs["parquet"])), RETAIL, block_bytes=1 << 20)
     with pytest.raises(BadInputError, match="cannot be read as parquet"):

@@ -94,7 +94,7 @@ def test_bad_rows_can_be_left_out(days, options, tmp_path: Path) -> None:
     path_1, path_2 = str(raw / "day_1").encode(), str(raw / "day_2").encode()
     reason = (
         b"column label: '7': expected a label of 0 or 1 -> correct the file, or set threshold in "
-        b"[label] of the spec: with threshold = 4, numbers from 4 on are 1, others 0"
+        b"[label] of the spec: with threshold = 4, numbers of at least 4 are 1, others 0"
     )
     assert _rejected(output) == {
         "day_1.tsv": [[path_1, b"11", reason, raw_1]],

@@ -72,7 +72,7 @@ def test_bad_input_is_found_before_anything_is_written(tmp_path: Path, capsys) -
     assert "missing day_1" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     for extra, message in (
-        (["--days", "7"], "or choose what is there with --days 0"),
+        (["--days", "7"], "or choose the existing days with --days 0"),
         (["--limit_rows", "0"], "--limit_rows 0\n  -> it must be at least 1"),
         (
             ["--max_table_size", "2"],

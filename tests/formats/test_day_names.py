@@ -82,7 +82,7 @@ def test_dated_files_and_partitions(tmp_path: Path) -> None:
     assert [name for _, name in _found(hive)] == ["2024-10-28", "2024-10-29"]
     assert _found(f"{hive}/date=2024-10-29/part-0.csv")[0][1] == "2024-10-29"
     _write(tmp_path / "b", "date=2024-10-29/part-1.csv")
-    with pytest.raises(BadInputError, match="2 files, where a day is one file"):
+    with pytest.raises(BadInputError, match="expected one file for a day, found 2"):
         find_days(hive)
     for path in (f"{hive}/*/*.csv", hive):
         assert [day for day, _ in _found(path, split=SHARE)] == [0, 1, 2]
@@ -107,9 +107,9 @@ def test_files_of_spark_and_hive(tmp_path: Path) -> None:
         (["x_3.csv", "x_2000000000.csv"], "missing x_4, x_5, .* …"),
         (["part-0.csv", "part-1.csv", "other-1.csv"], "several kinds: other-1.csv, part-0.csv"),
         (["part-0.csv", "2024-10-28.csv"], "several kinds"),
-        (["part-1.csv", "part-01.csv"], "is there twice"),
+        (["part-1.csv", "part-01.csv"], "two files for"),
         (["day_0", "day_2", "day_5"], r"missing day_1, day_3, day_4\n.*--days 0,2,5"),
-        (["day_0", "day_0.tsv"], "day 0 is there twice"),
+        (["day_0", "day_0.tsv"], "two files for day 0"),
     ],
 )
 def test_names_that_cannot_be_used(tmp_path: Path, names: list[str], message: str) -> None:

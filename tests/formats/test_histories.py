@@ -108,7 +108,7 @@ def test_a_file_that_is_written_to(tmp_path: Path) -> None:
     directory = _write(tmp_path)
     store = _open(tmp_path)
     os.truncate(directory / "item.npy", 100)
-    with pytest.raises(BadInputError, match=r"item\.npy: written to"):
+    with pytest.raises(BadInputError, match=r"item\.npy: was written to"):
         store.check()
 
 

@@ -119,7 +119,7 @@ def test_values_of_the_caller(predictor: Predictor) -> None:
         ({"user_amount_sum": None}, "None: expected a number"),
         ({"user_item_distinct": 1.5}, "1.5: expected a number of different values"),
         ({"user_item_distinct": -1}, "-1.0: expected a number of different values"),
-        ({"user_amount_maxx": 1}, "like the aggregate user_amount_max"),
+        ({"user_amount_maxx": 1}, "similar to the aggregate user_amount_max"),
     ],
 )
 def test_values_that_there_are_not(predictor: Predictor, more: dict[str, Any], reason: str) -> None:

@@ -57,11 +57,11 @@ class LazyFrame:
         (LazyFrame(), r"LazyFrame: a query that has not run\n  -> pass frame.collect\(\)"),
         (
             pd.DataFrame([[1, 2, "a", 3, "b"]], columns=[*ROWS[0], "cat_0"]),
-            r"column cat_0 is there 2 times\n  -> rename or drop",
+            r"there are 2 columns cat_0\n  -> rename or drop",
         ),
         (
             pa.table([pa.array([1])] * 5, ["int_0", "int_1", "cat_0", "cat_1", "int_1"]),
-            r"column int_1 is there 2 times\n  -> rename or drop",
+            r"there are 2 columns int_1\n  -> rename or drop",
         ),
     ],
 )  # fmt: skip

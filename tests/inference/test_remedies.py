@@ -24,7 +24,7 @@ from nvt_torchrec.inference.server.reload import Served
 from nvt_torchrec.inference.server.serve_settings import ServerSettings
 from tests.inference.test_export import untrained
 
-NEW_RUN = "; keys of the spec take effect with another ETL run and training"
+NEW_RUN = "; changes of the spec take effect after another ETL run and training"
 SPEC = FeatureSpec(
     "label",
     (DenseColumn("count"), DenseColumn("price", raw="float")),
@@ -54,7 +54,7 @@ def predictor(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
         ("price", float("inf"), ""),
         ("hex", 2**32, 'set raw = "int" for column hex in the spec' + NEW_RUN),
         ("user", 12, "pass a string or a missing value (null)"),
-        ("tags", [1, None], "leave missing values out of the lists of column tags"),
+        ("tags", [1, None], "remove missing values from the lists of column tags"),
         (
             "when",
             "2014-10-30 12:00",

@@ -138,8 +138,8 @@ def test_values_of_the_caller_go_before(predictor: Predictor) -> None:
     [
         ({"user_purchases_count": -1}, "-1.0: expected a number of events"),
         ({"user_purchases_shop_distinct": 1.5}, "1.5: expected a number of different values"),
-        ({"user_purchase_count": 1}, "like the aggregate user_purchases_count"),
-        ({"user_purchases_count_7d": 1}, "like the aggregate user_purchases_count"),
+        ({"user_purchase_count": 1}, "similar to the aggregate user_purchases_count"),
+        ({"user_purchases_count_7d": 1}, "similar to the aggregate user_purchases_count"),
     ],
 )
 def test_values_that_there_are_not(predictor: Predictor, more: dict[str, Any], reason: str) -> None:

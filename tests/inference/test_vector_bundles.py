@@ -81,7 +81,7 @@ def test_a_file_that_is_cut_short_while_it_is_served(shop: VectorShop, bundle: P
     predictor = Predictor.load(bundle)
     with open(bundle / VALUES, "r+b") as file:
         file.truncate(200)
-    with pytest.raises(BadInputError, match="written to, or cut short, while it is in use"):
+    with pytest.raises(BadInputError, match="was written to or truncated while in use"):
         predictor.predict(shop.requests[:3])
 
 

@@ -33,7 +33,7 @@ def test_edit_refuses_a_second_edit() -> None:
 
 
 def test_edit_refuses_another_source() -> None:
-    with pytest.raises(PatchError, match="not as expected: 0 times 'zz"):
+    with pytest.raises(PatchError, match="not as expected: it contains 'zz"):
         edit(test_edit_refuses_another_source, ("z" * 9, ""))
 
 

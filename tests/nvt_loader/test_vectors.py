@@ -201,7 +201,7 @@ def test_a_store_that_is_changed_while_it_is_read(
     next(batches)
     with open(file, "rb+") as opened:
         opened.truncate(300)
-    with pytest.raises(BadInputError, match=r"values\.npy: written to, or cut short"):
+    with pytest.raises(BadInputError, match=r"values\.npy: was written to or truncated"):
         list(batches)
     with pytest.raises(BadInputError, match=r"values\.npy: is not an \.npy file"):
         KJTLoader(copied, 64, device="cpu")

@@ -193,7 +193,7 @@ def test_pickles_that_are_none(copy, pickled):
         ({"sizes": [2**62, 2**62]}, "is not a part of a tensor"),
         ({"offsets": [0]}, "is not a part of a tensor"),
         ({"offsets": [-1, 0]}, "is not a part of a tensor"),
-        ({"length": 10**30}, "an integer is needed"),
+        ({"length": 10**30}, "expected an integer"),
         ({"code": "x"}, "code is unknown"),
     ],
 )

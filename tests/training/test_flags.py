@@ -70,7 +70,7 @@ def test_every_flag_of_theirs_leads_to_what_the_page_says(peer):
         if flag in renamed:
             assert remedy == f"it is called {renamed[flag]} here (docs/flags.md)"
         elif flag != "-amp":
-            assert remedy == "it is left out here; docs/flags.md says why, or what to use"
+            assert remedy == "it does not exist here; docs/flags.md says why, or what to use"
             assert flag in flags_in(OMITTED)
 
 
@@ -100,7 +100,7 @@ def test_other_flags_are_refused_with_what_to_use():
     """The parser of NVIDIA, absl's, takes --noX, and one dash."""
     flags = ["--noamp", "--nohash_indices", "--noshuffle_batch_order"]
     assert remedies_of([*flags, "-amp", "-shuffle", "--learning_rat=1"]) == {
-        **dict.fromkeys(flags, "leave it out: a switch is off unless it is given"),
+        **dict.fromkeys(flags, "remove it: a switch is off unless it is given"),
         "-amp": "it takes two dashes: --amp",
         "-shuffle": "it is called --shuffle_training_set here (docs/flags.md)",
         "--learning_rat": "did you mean --learning_rate?",

@@ -175,7 +175,7 @@ def test_models_that_take_no_events(data: Path, tmp_path: Path) -> None:
         ("--sequences=recnt", DIN): "--sequences recnt: the data have no such history",
         ("--sequences=seen", "--model=deepfm"): "--sequences has no effect with --model deepfm",
         (DIN, "--max_events=9000"): "9000 events in 3 columns of sequences: a model gets at most",
-        (DIN, "--max_events=0"): "attends to the events of histories, and there are",
+        (DIN, "--max_events=0"): "attends to the events of histories, but the data have",
         ("--model=examples.deepfm:build", "--sequences=seen"): "unexpected keyword argument",
         (ATTENTION[0],): "missing 2 required positional arguments",
     }.items():

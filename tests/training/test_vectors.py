@@ -294,7 +294,7 @@ def score_batch(scorer: ServingModel, batch) -> torch.Tensor:
     )
     vectors = None if batch.dense_vectors is None else batch.dense_vectors.numpy()
     dense = np.ascontiguousarray(batch.dense_features.numpy().T)
-    return scorer.logits(dense, scorer.lookup(ids), ids, vectors)
+    return scorer.compute_logits(dense, scorer.lookup(ids), ids, vectors)
 
 
 def test_own_models_that_name_no_vector(data: Path) -> None:

@@ -180,7 +180,7 @@ def test_full_tables_are_logged(
     assert "generation 1, day 6: 0 values added" in caplog.messages
     assert (
         "at max_table_size: item (2 values wait for an id)\n"
-        "  -> `nvt-etl run` of newer days gives ids to newer values" in caplog.messages
+        "  -> `nvt-etl run` on newer days gives ids to newer values" in caplog.messages
     )
 
 

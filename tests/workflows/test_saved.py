@@ -153,7 +153,7 @@ def test_writing_again_begins_by_undoing(copy: Path) -> None:
         inspect(copy)
 
 
-@pytest.mark.parametrize("broken", ["_digest", "_graph_text", "_write_vocabulary"])
+@pytest.mark.parametrize("broken", ["_compute_digest", "_format_graph", "_write_vocabulary"])
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch, broken: str) -> None:
     monkeypatch.setattr(writer, broken, Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):

@@ -1,1 +1,1 @@
-"""Atomic writes, validated JSON with digests, journals of finished units, memory-mapped arrays."""
+"""Files: atomic writes, validated JSON with digests, journals, memory-mapped arrays."""

@@ -1,9 +1,9 @@
-"""Files that this project writes and reads back: versioned JSON, with digests of the files beside.
+"""Versioned JSON files of this project that list other files with their digests.
 
 A saved workflow, its compiled form, a bundle, a checkpoint and the manifest of a run each have one
-such file, which is written last: a directory without it holds nothing whole. What is read is
-checked before it is used: format, version, every type, and of the files that it lists, that they
-lie in the directory and have the size and, if asked for, the digest that was written.
+such file. It is written last, so a directory without it is incomplete. A file that is read is
+checked before it is used: the format, the version and every type. Of the files that it lists, the
+paths and sizes are checked, and the digests if asked for.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Format:
     """A kind of file.
 
     Attributes:
-        name: What the file holds under ``format``; "" for a file without.
+        name: The value of the key ``format``; "" for files without this key.
         version: The version that this program writes and reads.
-        what: The file in errors, with its article.
-        version_key: Where the file holds its version.
-        digest_key: Where the file holds the digest of the rest of it; "" for a file without.
-        foreign: The error for a file of another format.
+        what: The name of the kind in errors, with its article.
+        version_key: The key of the version.
+        digest_key: The key of the digest of the rest of the file; "" for files without a digest.
+        foreign: The class of the error about a file of another format.
     """
 
     name: str
@@ -50,16 +50,16 @@ class Format:
         return {"format": self.name, **header} if self.name else header
 
     def write(self, file: Path, content: dict[str, Any]) -> None:
-        """Write a file with this content, JSON-ready. Raises :class:`OutputError`."""
+        """Write a file with JSON-ready content. Raises :class:`OutputError`."""
         value = {**self._header, **content}
         if self.digest_key:
             value[self.digest_key] = self.digest(value)
         write_json(file, value)
 
     def digest(self, value: dict[str, Any]) -> str:
-        """Return the BLAKE2b digest of a file's values without the digest itself.
+        """Return the BLAKE2b digest of a file's values, except the digest itself.
 
-        It does not depend on the order of keys, nor on indentation.
+        It does not depend on the order of keys or on indentation.
         """
         content = {key: item for key, item in value.items() if key != self.digest_key}
         return hashlib.blake2b(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -73,18 +73,18 @@ class Format:
         other_format: str = "",
         other_version: str = "",
     ) -> T:
-        """Return the content of a file, checked.
+        """Read and check a file.
 
         Args:
-            kind: What the content must be, see :func:`base.files.validation.parse`.
-            file: Its path.
+            kind: The type of the content, see :func:`base.files.validation.parse`.
+            file: The path of the file.
             remedy: What to do about a damaged file.
-            other_format: What to do about a file of another format; "": ``remedy``.
-            other_version: What to do about a file of another version; "": ``remedy``.
+            other_format: What to do about a file of another format; "" for ``remedy``.
+            other_version: What to do about a file of another version; "" for ``remedy``.
 
         Raises:
-            BadInputError: It is missing or damaged.
-            SchemaError: It has another version.
+            BadInputError: The file is missing or damaged.
+            SchemaError: The file has another version.
         """
         value = read_json(file, self.what, remedy)
         if not isinstance(value, dict) or value.get("format", "") != self.name:
@@ -108,7 +108,7 @@ class Format:
 
 @dataclasses.dataclass(frozen=True)
 class FileEntry:
-    """What is written of a file: its size, and either of the digests, hexadecimal."""
+    """The size of a file, and one of the digests, hexadecimal."""
 
     bytes: int
     sha256: str | None = None
@@ -124,14 +124,11 @@ class FileEntry:
         return cls(file.stat().st_size, **{algorithm: _digest(file, algorithm)})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the entry in a form that JSON can hold."""
+        """Return the JSON form."""
         return {key: item for key, item in dataclasses.asdict(self).items() if item is not None}
 
     def difference(self, file: Path) -> str:
-        """Return how the content of a file differs from what was written; "" if it does not.
-
-        Raises OSError.
-        """
+        """Return a message if the digest of a file differs; "" if it does not. Raises OSError."""
         algorithm = "blake2b" if self.sha256 is None else "sha256"
         if _digest(file, algorithm) == getattr(self, algorithm):
             return ""
@@ -144,7 +141,7 @@ def _digest(file: Path, algorithm: str) -> str:
 
 
 def holds_only(directory: Path, names: Iterable[str]) -> bool:
-    """Return whether a directory holds files of these relative paths, and no others."""
+    """Return whether the files of a directory, by relative path, are exactly the named ones."""
     held = set()
     for path in directory.rglob("*"):
         if path.is_symlink() or not path.is_dir():
@@ -153,10 +150,10 @@ def holds_only(directory: Path, names: Iterable[str]) -> bool:
 
 
 def check_sizes(directory: Path, files: Mapping[str, FileEntry], remedy: str) -> None:
-    """Check that files, by relative path, lie in a directory and have their sizes.
+    """Check that a directory has files, by relative path, with their sizes.
 
     Raises:
-        BadInputError: One does not; ``remedy`` says what to do about that.
+        BadInputError: A file is missing, is outside of the directory, or has another size.
     """
     for name, entry in files.items():
         file = resolve_inside(directory, name, directory, remedy)
@@ -168,10 +165,10 @@ def check_sizes(directory: Path, files: Mapping[str, FileEntry], remedy: str) ->
 
 
 def check_digests(directory: Path, files: Mapping[str, FileEntry], remedy: str) -> None:
-    """Read files, by relative path, in threads, and compare their digests.
+    """Read files, by relative path, and compare their digests.
 
     Raises:
-        BadInputError: One differs or cannot be read; ``remedy`` says what to do about that.
+        BadInputError: A digest differs, or a file cannot be read.
     """
 
     def compare(name: str) -> None:
@@ -182,6 +179,6 @@ def check_digests(directory: Path, files: Mapping[str, FileEntry], remedy: str) 
         if difference:
             raise BadInputError(difference, remedy)
 
-    # in threads, because hashing releases the interpreter lock
+    # threads help, because hashing releases the interpreter lock
     for _ in map_in_order(compare, files, count_cores(), "digests"):
         pass

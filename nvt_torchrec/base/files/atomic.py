@@ -1,7 +1,7 @@
-"""Files and directories that are whole or absent: write beside, fsync, rename.
+"""Write files and directories atomically: to a temporary path next to them, fsync, rename.
 
-Syncing waits for the disk. Files written within :func:`together` are synced at once. Files written
-within :func:`deferred` are synced when another thread calls :func:`publish`.
+Syncing waits for the disk. Files written within :func:`together` are synced together at the end.
+Files written within :func:`deferred` are synced when any thread calls :func:`publish`.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from typing import IO, Any, TypeAlias, TypeVar
 from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.base.files.validation import parse_strict_json, read_regular
 
-#: Ending of files and directories that are being written. They are never read, and may always be
-#: deleted.
+#: The ending of files and directories that are being written. They are never read, and may always
+#: be deleted.
 TEMPORARY = ".tmp"
-#: The most bytes of a JSON file of this project. A manifest takes 200 for each file.
+#: The largest size of a JSON file of this project. A manifest has 200 bytes for each file.
 _MAX_JSON_BYTES = 64 << 20
-#: How many files are synced at the same time, at most.
+#: The largest number of files that are synced at the same time.
 _MAX_SYNCS = 8
 
-#: A temporary file, and the path it is for.
+#: A temporary file, and the path that it will be renamed to.
 Written: TypeAlias = tuple[Path, Path]
 _Item = TypeVar("_Item")
 
-#: Files that this thread has written and not published yet; None: it publishes them at once.
+#: The files that this thread has written but not published; None if it publishes them at once.
 _deferred: ContextVar[list[Written] | None] = ContextVar("deferred", default=None)
 
 
 def fsync_directory(path: Path) -> None:
-    """Make the names in a directory durable (POSIX: a rename is, once its directory is synced)."""
+    """Make the names in a directory durable: POSIX renames are, once their directory is synced."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -48,10 +48,10 @@ def fsync_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def atomic_path(path: Path | str) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; on success fsync it and rename it into place.
+    """Yield a temporary path next to ``path``; on success fsync it and rename it into place.
 
-    On an exception the temporary file is removed, and ``path`` stays as it was. Within
-    :func:`deferred` and :func:`together` of the same thread, fsync and renaming come later.
+    On an exception the temporary file is removed, and ``path`` is unchanged. Within
+    :func:`deferred` and :func:`together` of the same thread, fsync and rename come later.
 
     Raises:
         OutputError: The directory cannot be written, or the disk is full.
@@ -67,7 +67,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         _delete(temporary)
         ours = {str(written) for written in (temporary, path, *path.parents)}
         if error.filename is not None and str(error.filename) not in ours:
-            raise  # it is about another file, for example an input
+            raise  # the error is about another file, for example an input
         with output_errors(path):
             raise
     except BaseException:
@@ -81,7 +81,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
 
 
 def _delete(temporary: Path) -> None:
-    """Delete a temporary file if it is there; what cannot be deleted is left."""
+    """Delete a temporary file if it exists; ignore errors."""
     with contextlib.suppress(OSError):
         temporary.unlink(missing_ok=True)
 
@@ -91,14 +91,14 @@ def output_errors(path: Path, remedy: str = "") -> Iterator[None]:
     """Turn an OSError into an :class:`OutputError` about ``path``.
 
     Args:
-        path: What was written.
-        remedy: What to do about it; by default, to free space or to write elsewhere.
+        path: The path that was written.
+        remedy: What to do about it; by default, free space or write elsewhere.
     """
     try:
         yield
     except OSError as error:
         reason: object = error.strerror or error
-        if isinstance(error, shutil.Error):  # of copytree: a list of (source, target, reason)
+        if isinstance(error, shutil.Error):  # copytree's list of (source, target, reason)
             reason = error.args[0][0][2]
         raise OutputError(
             f"{path}: cannot be written: {reason}",
@@ -108,9 +108,9 @@ def output_errors(path: Path, remedy: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[list[Written]]:
-    """Leave files that this thread writes atomically meanwhile under their temporary names.
+    """Leave the files that this thread writes atomically under their temporary names.
 
-    Yields the list of these files, for :func:`publish`, which any thread may call. On an exception
+    Yields the list of these files for :func:`publish`, which any thread may call. On an exception
     the files are removed.
     """
     with removed_on_error() as written:
@@ -135,9 +135,9 @@ def removed_on_error() -> Iterator[list[Written]]:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """Sync files that this thread writes atomically meanwhile, all of them together at the end.
+    """Sync the files that this thread writes atomically all together at the end.
 
-    Before the end no file is in place; after an exception none is. Raises :class:`OutputError`.
+    Until then, and after an exception, no file is in place. Raises :class:`OutputError`.
     """
     with deferred() as written:
         yield
@@ -148,15 +148,15 @@ def publish(written: Sequence[Written]) -> None:
     """Make written files durable under their names: sync all, rename, sync their directories.
 
     Raises:
-        OutputError: A file cannot be written; those that are not in place are removed.
+        OutputError: A file cannot be written; files that are not yet in place are removed.
     """
     try:
-        # Before renaming: after a power failure a name may otherwise lead to an empty file.
+        # Sync before renaming: otherwise a name could lead to an empty file after a power failure.
         _sync_in_threads(_sync_file, written)
         for temporary, path in written:
             with output_errors(path):
                 os.replace(temporary, path)
-        # One file for each directory, which the error names if the directory cannot be synced.
+        # One file of each directory; errors name it if the directory cannot be synced.
         file_by_directory = {path.parent: path for _, path in written}
         _sync_in_threads(_sync_parent, file_by_directory.values())
     finally:
@@ -181,14 +181,14 @@ def _sync_in_threads(sync: Callable[[_Item], object], items: Iterable[_Item]) ->
     """Sync items in threads: a file system writes its journal once for several of them."""
     items = list(items)
     if len(items) == 1:
-        sync(items[0])  # a thread for it would take longer than the file
+        sync(items[0])  # starting a thread would take longer than syncing the file
         return
     with ThreadPoolExecutor(min(_MAX_SYNCS, len(items)) or 1, "sync") as pool:
         list(pool.map(sync, items))
 
 
 def remove(path: Path | str) -> None:
-    """Delete a file, durably, if it is there. Raises :class:`OutputError`."""
+    """Delete a file durably, if it exists. Raises :class:`OutputError`."""
     path = Path(path)
     with output_errors(path, "choose a writable place"), contextlib.suppress(FileNotFoundError):
         path.unlink()
@@ -196,9 +196,9 @@ def remove(path: Path | str) -> None:
 
 
 def start_reading(path: Path | str, begin: int, end: int) -> None:
-    """Have the system read bytes ``[begin, end)`` of a local file into memory, without waiting.
+    """Ask the system to read the bytes ``[begin, end)`` of a local file into memory in advance.
 
-    This is a hint. Where it is not possible, for a remote file for example, nothing happens.
+    This is only a hint. If it is not possible, for example for a remote file, nothing happens.
     """
     with contextlib.suppress(OSError, AttributeError):  # only Linux and BSD have such hints
         descriptor = os.open(path, os.O_RDONLY)
@@ -229,8 +229,8 @@ def locked(marker: Path, directory: Path) -> Iterator[IO[str]]:
     """Yield the marker file, open and locked, so that no other program writes to ``directory``.
 
     Args:
-        marker: Is created if need be, and stays.
-        directory: Is named in errors.
+        marker: The marker file; it is created if necessary, and not deleted.
+        directory: The directory, for errors.
 
     Raises:
         OutputError: Another process holds the lock.
@@ -239,17 +239,17 @@ def locked(marker: Path, directory: Path) -> Iterator[IO[str]]:
     while True:
         with open(marker, "a+", encoding="utf-8") as file:
             lock(file, directory)
-            # The process that held the lock before may have removed the marker since it was opened
-            # here, and a third may have created and locked another one of that name.
+            # The previous holder of the lock may have removed the marker after it was opened here,
+            # and a third process may have created and locked a new one with the same name.
             if marker.exists() and os.path.samestat(os.fstat(file.fileno()), marker.stat()):
                 yield file
                 return
 
 
 def remove_temporary(directory: Path) -> None:
-    """Delete what processes that were ended left half written below ``directory``.
+    """Delete the temporary files and directories below ``directory`` that killed processes left.
 
-    They are files of :func:`atomic_path` and directories of :func:`new_directory`.
+    They come from :func:`atomic_path` and :func:`new_directory`.
 
     Raises:
         OutputError: One cannot be deleted.
@@ -284,13 +284,13 @@ def read_json(path: Path | str, what: str, remedy: str = "") -> Any:
     """Return the value of a JSON file that this project wrote.
 
     Args:
-        path: Of the file.
-        what: Describes it in errors.
-        remedy: What to do about a damaged file; by default, copying it or making it again.
+        path: The path of the file.
+        what: A description of the file, for errors.
+        remedy: What to do about a damaged file; by default, copy it again or make it again.
 
     Raises:
-        BadInputError: The file is missing, not a regular one, or not JSON; an object has a key
-            twice; or it is larger than what this project writes.
+        BadInputError: The file is missing, not a regular one, not JSON, has a duplicate key, or is
+            larger than any file that this project writes.
     """
     try:
         return parse_strict_json(read_regular(path, _MAX_JSON_BYTES).decode())
@@ -307,10 +307,10 @@ def read_json(path: Path | str, what: str, remedy: str = "") -> Any:
 
 @contextlib.contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
-    """Yield a temporary directory beside ``path``; on success sync its files and rename it.
+    """Yield a temporary directory next to ``path``; on success sync its files and rename it.
 
     Raises:
-        OutputError: ``path`` exists, or cannot be written; nothing is left of it.
+        OutputError: ``path`` exists, or cannot be written; then nothing is left behind.
     """
     path = path.absolute()
     if path.exists():

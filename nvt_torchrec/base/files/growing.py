@@ -1,4 +1,4 @@
-"""Arrays in files that are written a piece at a time: those that do not fit into memory."""
+"""Arrays that do not fit into memory, and are written to files piece by piece."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ import numpy as np
 from nvt_torchrec.base.files.atomic import TEMPORARY, atomic_path, output_errors
 from nvt_torchrec.base.files.mapping import HEADERS, write_header
 
-#: How many bytes are copied at once.
+#: The number of bytes that are copied at once.
 _COPIED = 1 << 20
 
 
 def create_array(path: Path, shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
-    """Create a file with an array of zeros, and map it; what is assigned to it goes to the file.
+    """Create a file with an array of zeros, and map it; assignments change the file.
 
-    Its blocks are reserved on the disk: a mapped file that finds the disk full ends the process.
+    The space on the disk is reserved, because writing to a mapped file when the disk is full would
+    kill the process.
 
     Raises:
-        OutputError: It cannot be written, or the disk is full.
+        OutputError: The file cannot be written, or the disk is full.
     """
     with output_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,16 +41,16 @@ def create_array(path: Path, shape: tuple[int, ...], dtype: np.dtype | type) -> 
 
 
 class GrowingArray:
-    """An array [n] or [rows, n] in a ``.npy`` file, to whose last axis values are added.
+    """An array [n] or [rows, n] in a ``.npy`` file that grows along its last axis.
 
-    Each row is a file of its own until the end of the context, which puts them together. Processes
-    may write the same array at the same time: the last one's stays::
+    Each row is a separate file until the end of the context, which joins them. If several processes
+    write the same array at the same time, the last one wins::
 
         with GrowingArray(path, np.int64, rows=2) as array:
             array.append(np.zeros((2, 5), np.int64))
 
     Args:
-        path: The file; it is whole or absent.
+        path: The file, which is written atomically.
         dtype: The type of the values.
         rows: The number of rows; None for one dimension.
 
@@ -86,12 +87,12 @@ class GrowingArray:
                 self._finish()
 
     def close(self) -> None:
-        """Put the rows together; for arrays that are in no ``with`` block."""
+        """Join the rows, if the array is not used as a context manager."""
         with self._stack:
             self._finish()
 
     def append(self, values: np.ndarray) -> None:
-        """Add values, [n] or [rows, n]."""
+        """Append values, [n] or [rows, n]."""
         values = np.atleast_2d(values)
         with output_errors(self._path):
             for file, row in zip(self._files, values, strict=True):
@@ -106,4 +107,4 @@ class GrowingArray:
             for file in self._files:
                 file.seek(0)
                 shutil.copyfileobj(file, target, _COPIED)
-                file.truncate(0)  # so that the disk holds them twice one row at a time
+                file.truncate(0)  # free the space, so that only one row is on the disk twice

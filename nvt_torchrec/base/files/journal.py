@@ -1,13 +1,13 @@
-"""The journal of a job that can be resumed: its plan, and a record of each finished unit of work.
+"""The journal of a resumable job: its plan, and a record of each finished unit of work.
 
 Layout of its directory::
 
-    plan.json       what the units depend on: settings, inputs, versions
-    units/*.json    by name, the records of units that were finished at the same time
+    plan.json       the settings, inputs and versions that the units depend on
+    units/*.json    the records, by name, of units that were finished at the same time
 
-A unit's own files are made durable first, and its record after them, each written beside, synced
-and renamed. So, however the process ends, a unit with a record is finished, and one without is done
-again. Several processes, also on several machines, may add records to one journal.
+The files of a unit are made durable before its record is written, atomically. So, however the
+process ends, a unit with a record is finished, and a unit without one is done again. Several
+processes, also on several machines, may add records to one journal.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from nvt_torchrec.base.files.validation import parse
 
 PLAN_FILE = "plan.json"
 UNITS = "units"
-#: How many changes an error lists.
+#: The largest number of changes that an error lists.
 _MAX_SHOWN_CHANGES = 8
-#: How many characters of a value it shows.
+#: The largest number of characters of a value that an error shows.
 _MAX_SHOWN_CHARACTERS = 60
 T = TypeVar("T")
 
@@ -48,18 +48,18 @@ class Journal:
         self.update(plan)
 
     def update(self, plan: Any) -> None:
-        """Write another plan, for which the same records hold. Raises :class:`OutputError`."""
+        """Replace the plan, keeping the records. Raises :class:`OutputError`."""
         write_json(self.directory / PLAN_FILE, plan)
 
     def read_plan(self, kind: type[T], remedy: str) -> T | None:
-        """Return the plan that the job was begun with; None if it was not begun.
+        """Read the plan of the job; None if the job has not begun.
 
         Args:
-            kind: What the plan must be, see :func:`base.files.validation.parse`.
+            kind: The type of the plan, see :func:`base.files.validation.parse`.
             remedy: What to do about a damaged plan.
 
         Raises:
-            BadInputError: It is damaged.
+            BadInputError: The plan is damaged.
         """
         file = self.directory / PLAN_FILE
         if not file.exists():
@@ -67,19 +67,20 @@ class Journal:
         return parse(kind, read_json(file, "the plan of an unfinished job", remedy), file, remedy)
 
     def add(self, records: dict[str, Any]) -> None:
-        """Record finished units by name, durably; their files are in place. Raises OutputError."""
-        # Names begin with the time: where a unit was done again because its record was damaged, the
-        # later record counts. Random letters keep apart what two processes write at a time.
+        """Record finished units, by name, whose files are durable. Raises OutputError."""
+        # File names begin with the time: if a unit was done again because its record was damaged,
+        # the later record counts. Random letters avoid collisions between processes.
         write_json(self._units / f"{time.time_ns():020}.{secrets.token_hex(4)}.json", records)
 
     def read_finished(self, kind: type[T]) -> dict[str, T]:
-        """Return the records of the finished units, by name.
+        """Read the records of the finished units, by name.
 
         Args:
-            kind: What a record must be; a unit whose record is damaged is left out.
+            kind: The type of a record; a unit whose record is damaged is left out.
 
         Raises:
-            BadInputError: A record cannot be read now, which says nothing about its unit.
+            BadInputError: A record could not be read because of an error of the file system, so it
+                is unknown whether its unit is finished.
         """
         finished: dict[str, T] = {}
         for file in self._files():
@@ -96,7 +97,7 @@ class Journal:
 
     def _files(self) -> list[Path]:
         """Return the files of records, oldest first."""
-        try:  # not a glob, which passes over a directory that it may not list
+        try:  # not a glob, which ignores directories that cannot be listed
             names = os.listdir(self._units)
         except FileNotFoundError:
             return []
@@ -111,33 +112,35 @@ def refuse_changes(before: dict[str, Any], now: dict[str, Any], path: Path, reme
     """Raise :class:`OutputError`, which lists the changes, unless two plans are the same.
 
     Args:
-        before, now: The plans; see :func:`changes`.
-        path: What the job writes.
+        before: The recorded plan; see :func:`list_changes`.
+        now: The current plan.
+        path: The output of the job.
         remedy: What to do about changes.
     """
-    changed = changes(before, now)
+    changed = list_changes(before, now)
     if changed:
         listed = changed[:_MAX_SHOWN_CHANGES]
         if len(changed) > len(listed):
             listed.append(f"and {len(changed) - len(listed)} more")
         lines = "".join(f"\n  {line}" for line in listed)
-        raise OutputError(f"{path}: begun with other settings or inputs:{lines}", remedy)
+        raise OutputError(f"{path}: was begun with other settings or inputs:{lines}", remedy)
 
 
-def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return what is different between two plans, a line for each difference, inputs last.
+def list_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return the differences between two plans, one line each; those of inputs come last.
 
-    Plans are nested dicts and lists. A line names a value by the keys below the first: of
-    ``{"settings": {"seed": 0}}`` it says ``seed: 0 before, 1 now``.
+    Plans are nested dicts and lists. A line names a value by its keys without the first: for
+    ``{"settings": {"seed": 0}}`` it is ``seed: 0 before, 1 now``.
     """
+    kinds = sorted((before.keys() | now.keys()) - {"inputs"})
     lines: list[str] = []
-    for kind in sorted(before.keys() | now.keys(), key=lambda kind: (kind == "inputs", kind)):
+    for kind in (*kinds, "inputs"):
         lines += _compare(before.get(kind, {}), now.get(kind, {}), (kind,))
     return lines
 
 
 def _compare(before: Any, now: Any, path: tuple[str, ...]) -> Iterator[str]:
-    """Yield a line for each change below a path; a missing value is like an empty dict or list."""
+    """Yield a line for each change below a path; a missing value equals an empty dict or list."""
     old = _to_items(before)
     new = _to_items(now)
     if old is None or new is None:
@@ -155,7 +158,7 @@ def _compare(before: Any, now: Any, path: tuple[str, ...]) -> Iterator[str]:
 
 
 def _name_path(path: tuple[str, ...]) -> str:
-    """Return how an error names the value at a path: by the keys below the first."""
+    """Format the path of a value for an error, without the first key."""
     kind, *rest = path
     return " ".join(rest) if kind == "inputs" else ".".join(rest or path)
 
@@ -163,7 +166,7 @@ def _name_path(path: tuple[str, ...]) -> str:
 def _to_items(value: Any) -> dict[str, Any] | None:
     """Return the items of a dict or a list, without empty ones; None for other values.
 
-    Items of a list that all have names, such as columns, are named so, and others by their index.
+    The keys of a list are the names of its items, if all have names, as columns do; else indices.
     """
     if isinstance(value, list):
         have_names = all(isinstance(item, dict) and "name" in item for item in value)
@@ -174,7 +177,7 @@ def _to_items(value: Any) -> dict[str, Any] | None:
 
 
 def _shorten(value: Any) -> str:
-    """Return a value as an error shows it: texts, such as paths, as a whole."""
+    """Format a value for an error; long values are shortened, except strings such as paths."""
     text = repr(value)
     if isinstance(value, str) or len(text) <= _MAX_SHOWN_CHARACTERS:
         return text

@@ -1,4 +1,4 @@
-"""Files elsewhere: anything that fsspec opens."""
+"""Files that may be remote: any path or URL that fsspec opens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def find_filesystem(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
     try:
         filesystem, root = fsspec.core.url_to_fs(path)
         if isinstance(filesystem, LocalFileSystem):
-            root = os.path.abspath(root)  # without "..", so that a file has one name
+            root = os.path.abspath(root)  # without "..", so that a file has only one path
         return filesystem, root
     except (ImportError, ValueError) as error:
         raise BadInputError(
@@ -33,7 +33,7 @@ def find_filesystem(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 @dataclasses.dataclass(frozen=True)
 class RemoteFile:
-    """A file that fsspec opens, with those methods of a Path that reading needs."""
+    """A file that fsspec opens, with the methods of a Path that reading needs."""
 
     filesystem: Any
     path: str
@@ -47,17 +47,17 @@ class RemoteFile:
         return PurePosixPath(self.path).name
 
     def stat(self) -> SimpleNamespace:
-        """Return the size, and what changes when the file is rewritten. Raises OSError."""
+        """Return the size, and a key that changes when the file is rewritten. Raises OSError."""
         key = self.filesystem.ukey(self.path)
         return SimpleNamespace(st_size=self.filesystem.size(self.path), key=key)
 
 
 def open_input(path: str) -> IO[bytes]:
-    """Open a path or URL to read it.
+    """Open a path or URL for reading.
 
     Raises:
-        BadInputError: There is no such file system.
-        OSError: It cannot be opened, or is a local file that is not regular.
+        BadInputError: Its file system is not known.
+        OSError: The file cannot be opened, or is local and not a regular one.
     """
     filesystem, name = find_filesystem(path)
     is_local = isinstance(filesystem, LocalFileSystem)
@@ -65,7 +65,7 @@ def open_input(path: str) -> IO[bytes]:
 
 
 def open_file(path: Path | str | RemoteFile) -> IO[bytes]:
-    """Open a file to read it. Raises OSError, also for one that is not regular."""
+    """Open a file for reading. Raises OSError, also for a local file that is not regular."""
     if isinstance(path, RemoteFile):
         return path.filesystem.open(path.path, "rb")
     return open_regular(path)

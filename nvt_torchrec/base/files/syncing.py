@@ -1,4 +1,4 @@
-"""Make written files durable in a thread of its own, while the next ones are written."""
+"""Make written files durable in a separate thread, while the next ones are written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Item = TypeVar("_Item")
 
 
 class Syncer(Generic[_Item]):
-    """A context manager that makes written units of work durable in a thread of its own.
+    """A context manager that makes written units of work durable in a separate thread.
 
     Units that are added during a sync are synced together afterwards. When the context ends, all
     units are durable, or the error is raised.
@@ -58,7 +58,7 @@ class Syncer(Generic[_Item]):
         """Sync and record all units that wait; later calls for the same units find none."""
         files: list[Written] = []
         units: list[_Item] = []
-        for _ in range(self._waiting.qsize()):  # without those that are added meanwhile
+        for _ in range(self._waiting.qsize()):  # later units wait for the next call
             written, unit = self._waiting.get()
             self._room.release()
             files += written

@@ -1,8 +1,8 @@
-"""Validation of what files hold: their kind and size, names of other files, JSON.
+"""Validate files: their kind and size, the names of other files in them, and JSON.
 
 Files may come from anywhere, so every value is validated before it is used: types, missing and
-unknown keys, numbers that no array could hold, and what the dataclass itself refuses in its
-``__post_init__``. All of these are one kind of error, which names the file and the place in it.
+unknown keys, numbers that no array could hold, and the checks of dataclasses in their
+``__post_init__``. All problems raise the same error, which names the file and the key.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from nvt_torchrec.base.errors import BadInputError, ClickLogError, UnregisteredE
 
 T = TypeVar("T")
 
-#: The largest integer and the largest float that arrays hold.
+#: The largest integer and the largest float that arrays can hold.
 _MAX_INTEGER = 2**63 - 1
 _MAX_FLOAT = math.nextafter(math.inf, 0)
-#: How errors name the types.
+#: The names of types in errors.
 _NAMES = {bool: "true or false", int: "an integer", float: "a finite number", str: "text"}
 
 
 def open_regular(path: Path | str) -> IO[bytes]:
-    """Open a file to read it, if it is a regular one.
+    """Open a regular file for reading.
 
-    No byte is read of others: a named pipe could block for ever, a device never end.
+    Other files are not read: a named pipe could block forever, and a device might never end.
 
     Raises:
-        OSError: It cannot be opened, or is another kind of file.
+        OSError: The file cannot be opened, or is not a regular one.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
@@ -52,28 +52,29 @@ def read_regular(path: Path | str, maximum: int) -> bytes:
     """Return the content of a regular file of at most ``maximum`` bytes.
 
     Raises:
-        OSError: It cannot be read, or is another kind of file.
-        ValueError: It is larger.
+        OSError: The file cannot be read, or is not a regular one.
+        ValueError: The file is larger.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > maximum:
-            raise ValueError(f"{size} bytes, where at most {maximum} are expected")
+            raise ValueError(f"expected at most {maximum} bytes, got {size}")
         return file.read(maximum)
 
 
 def parse_strict_json(text: str | bytes | bytearray) -> Any:
-    """Return the value of a JSON text that all programs read in the same way.
+    """Parse JSON that is unambiguous, so that all programs read it in the same way.
 
     Raises:
-        ValueError: It is not JSON, nests values too deep, has NaN or infinity, or a key twice.
+        ValueError: The text is not JSON, is nested too deep, or has NaN, infinity or a duplicate
+            key.
     """
     if not isinstance(text, str):
         text = text.decode(json.detect_encoding(text), "surrogatepass")
     try:
         return _DECODER.decode(text)
     except RecursionError:
-        raise ValueError("values are nested too deep") from None
+        raise ValueError("values are nested too deeply") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -81,7 +82,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; programs differ in which value of a duplicate key they take."""
+    """Make an object, refusing duplicate keys: programs differ in which value they take."""
     items = dict(pairs)
     if len(items) < len(pairs):
         counts = collections.Counter(key for key, _ in pairs)
@@ -90,16 +91,16 @@ def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return items
 
 
-#: Made once: `json.loads` makes one for each text.
+#: Made once, because `json.loads` with these options would make one for each text.
 _DECODER = json.JSONDecoder(object_pairs_hook=_make_object, parse_constant=_refuse_constant)
 
 
 def resolve_inside(directory: Path, name: str, source: Path | str, remedy: str = "") -> Path:
-    """Return the path of a file or directory that another file names, below ``directory``.
+    """Return the path of a file or directory below ``directory`` that another file names.
 
     Args:
-        directory: Where it has to be.
-        name: Its path, relative to ``directory``.
+        directory: The directory that the path must be in.
+        name: The path, relative to ``directory``.
         source: The file that names it, for errors.
         remedy: What to do about a damaged file.
 
@@ -110,21 +111,22 @@ def resolve_inside(directory: Path, name: str, source: Path | str, remedy: str =
     is_inside = False
     if parts and ".." not in parts and not Path(name).is_absolute():
         with contextlib.suppress(ValueError):  # raised for a name that no file can have
-            real = Path(os.path.realpath(directory / name))  # where links lead
+            real = Path(os.path.realpath(directory / name))  # follows links
             is_inside = real.is_relative_to(os.path.realpath(directory))
     if not is_inside:
-        raise BadInputError(f"{source}: {name!r:.200} does not lie in {directory}", remedy)
+        raise BadInputError(f"{source}: {name!r:.200} is not inside {directory}", remedy)
     return directory / name
 
 
 def parse(kind: type[T], value: Any, source: Path | str, remedy: str = "") -> T:
-    """Return a value that was read from JSON as a type.
+    """Convert a value that was read from JSON to a type, checking it.
 
     Args:
         kind: A dataclass, ``dict[str, X]``, ``list[X]``, ``tuple[X, ...]``, ``X | None``, ``bool``,
             ``int`` (64 bits), ``float`` (finite), ``str`` or ``Any``. Dataclasses may raise
-            ValueError or errors of this project in ``__post_init__``; an instance of one is taken
-            as it is. Its ``removed_keys`` may occur with the values that had no effect.
+            ValueError or errors of this project in ``__post_init__``; their instances are returned
+            unchanged. A class attribute ``removed_keys`` maps keys of earlier versions to the value
+            with which they may still occur, because it has no effect.
         value: The value that was read.
         source: The file, for errors.
         remedy: What to do about a damaged file.
@@ -142,7 +144,7 @@ def parse(kind: type[T], value: Any, source: Path | str, remedy: str = "") -> T:
 
 
 def convert(kind: Any, value: Any, where: str = "") -> Any:
-    """Return what :func:`parse` does; raises ValueError, and what ``__post_init__`` raises."""
+    """Convert as :func:`parse` does, but raise ValueError, and the errors of ``__post_init__``."""
     if kind is Any:
         return value
     origin = typing.get_origin(kind)
@@ -151,7 +153,10 @@ def convert(kind: Any, value: Any, where: str = "") -> Any:
         return None if value is None else convert(inner[0], value, where)
     if origin in (list, tuple):
         _check(isinstance(value, list | tuple), value, where, "a list")
-        return origin(convert(inner[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+        items = []
+        for i, item in enumerate(value):
+            items.append(convert(inner[0], item, f"{where}[{i}]"))
+        return origin(items)
     if origin is dict or dataclasses.is_dataclass(kind):
         if origin is None and isinstance(value, kind):
             return value
@@ -161,7 +166,7 @@ def convert(kind: Any, value: Any, where: str = "") -> Any:
         return _convert_dataclass(kind, value, where)
     if kind is float:
         is_good = type(value) in (int, float) and abs(value) <= _MAX_FLOAT
-    elif kind is int:  # type, as True is an instance of int
+    elif kind is int:  # not isinstance, because True is an instance of int
         is_good = type(value) is int and abs(value) <= _MAX_INTEGER
     else:
         is_good = type(value) is kind
@@ -170,7 +175,7 @@ def convert(kind: Any, value: Any, where: str = "") -> Any:
 
 
 def _convert_dataclass(kind: type, value: dict[str, Any], where: str) -> Any:
-    """Return an object of JSON as a dataclass; see :func:`convert`."""
+    """Convert a JSON object to a dataclass; see :func:`convert`."""
     field_types, required = _find_fields(kind)
     missing = required - value.keys()
     if missing:
@@ -203,14 +208,15 @@ def _find_fields(kind: type) -> tuple[dict[str, Any], frozenset[str]]:
 
 
 def _join(where: str, key: str) -> str:
-    """Return the place of a key in a file, for errors."""
+    """Return the path of a key in a file, for errors."""
     return f"{where}.{key}" if where else key
 
 
 def _check(is_good: bool, value: Any, where: str, wanted: str) -> None:
-    """Raise ValueError unless a value is of the type that is wanted."""
+    """Raise ValueError, which says what was expected, unless ``is_good``."""
     if is_good:
         return
     is_nested = isinstance(value, dict | list | tuple)
     shown = type(value).__name__ if is_nested else f"{value!r:.60}"
-    raise ValueError(f"{where or 'it'} is {shown}, {wanted} is needed")
+    what = f"expected {wanted}, got {shown}"
+    raise ValueError(f"{where}: {what}" if where else what)

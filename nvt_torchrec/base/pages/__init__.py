@@ -15,11 +15,11 @@ from nvt_torchrec.base.pages import charts
 
 
 def render(template: Path, **values: Any) -> str:
-    """Render a template file to a page that loads nothing from elsewhere.
+    """Render a template file to a self-contained page.
 
     Args:
-        template: The template. It may use ``page.html``, the macros of ``macros.html``, the
-            functions and the filters of :mod:`base.pages.charts`.
+        template: The template. It may use ``page.html``, the macros of ``macros.html``, and the
+            functions and filters of :mod:`base.pages.charts`.
         values: The variables of the template; text in them is escaped.
 
     Raises:
@@ -28,7 +28,7 @@ def render(template: Path, **values: Any) -> str:
     return get_environment(template.parent).get_template(template.name).render(**values)
 
 
-@functools.cache  # it keeps templates once they are compiled, which takes longer than a page
+@functools.cache  # an environment keeps compiled templates; compiling takes longer than rendering
 def get_environment(directory: Path) -> jinja2.Environment:
     """Return the environment of the templates in ``directory``, one for all pages of a process."""
     here = Path(__file__).parent

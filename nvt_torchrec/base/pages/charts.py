@@ -1,4 +1,4 @@
-"""Charts with two axes, which ``macros.html`` draws, and how numbers are written on pages."""
+"""Charts with two axes, which ``macros.html`` draws, and formats of numbers on pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-#: The size of a picture, in its own units.
+#: The size of a picture, in units of its coordinates.
 WIDTH = 460
 HEIGHT = 180
 #: The edges of the area between the axes.
@@ -15,7 +15,7 @@ LEFT = 72
 RIGHT = WIDTH - 8
 TOP = 8
 BOTTOM = HEIGHT - 36
-#: How many labels of columns fit below the axis.
+#: The number of column labels that fit below the axis.
 _MAX_LABELS = 24
 
 
@@ -27,7 +27,7 @@ class Tick(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A column; ``kind`` is "first" or "second", its colour."""
+    """A column of a column chart; ``kind`` is its colour, "first" or "second"."""
 
     kind: str
     x: float
@@ -38,7 +38,7 @@ class Bar(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line; ``kind`` as in :class:`Series`, ``dots`` with their tooltips."""
+    """A line of a line chart; ``kind`` as in :class:`Series`, ``dots`` are (x, y, tooltip)."""
 
     name: str
     kind: str
@@ -48,7 +48,7 @@ class Line(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """A chart; positions are in units of a picture of ``WIDTH`` by ``HEIGHT``."""
+    """A chart, with positions in a picture of ``WIDTH`` by ``HEIGHT``."""
 
     x: str
     y: str
@@ -161,17 +161,17 @@ def lines(series: Sequence[Series], *, x: str, y: str, form: str, from_zero: boo
 
 def _choose_ticks(lowest: float, highest: float) -> list[float]:
     """Choose round numbers from at most ``lowest`` to at least ``highest``."""
-    if highest <= lowest:  # one value: an axis of some length around it
+    if highest <= lowest:  # a single value: make an axis around it
         lowest = lowest - abs(lowest) * 0.05 - 1e-9
         highest = highest + abs(highest) * 0.05 + 1e-9
-    # 1e-9 and .999 below forgive rounding errors of what is a multiple of the step
+    # 1e-9 here and 0.999 below tolerate rounding errors of multiples of the step
     step = choose_ticks_from_zero(highest - lowest)[1]
     first = math.floor(lowest / step + 1e-9)
     return [step * i for i in range(first, math.ceil(highest / step - 1e-9) + 1)]
 
 
 def _format_tick(value: float, ticks: Sequence[float], form: str) -> str:
-    """Format a number at an axis, with as many digits as any of the axis needs."""
+    """Format a number at an axis, with as many digits as the tick that needs the most."""
     if form != "number":
         return short(value, form)
     digits = max(len(f"{tick:.6g}".partition(".")[2]) for tick in ticks)
@@ -189,7 +189,7 @@ def choose_ticks_from_zero(highest: float) -> list[float]:
 
 
 def number(value: float | None, spec: str = ",") -> str:
-    """Format by a format specification of Python, by default with commas; None as a dash."""
+    """Format a number by a Python format specification, by default with commas; None as a dash."""
     return "–" if value is None else format(value, spec)
 
 
@@ -204,14 +204,14 @@ def short(value: float, form: str = "count") -> str:
 
 
 def exact(value: float, form: str) -> str:
-    """Format with all digits that matter: a "share", a "number", or a "count"."""
+    """Format a "share", a "number" or a "count" with all significant digits."""
     if form == "share":
         return f"{value:.2%}"
     return f"{value:.5g}" if form == "number" else f"{value:,.0f}"
 
 
 def percent(share: float | None) -> str:
-    """Format a share, ``25.0 %``; ``0`` and ``100.0 %`` stand for exactly these; None as a dash."""
+    """Format a share as ``25.0 %``; only exact values become ``0`` and ``100.0 %``; None a dash."""
     if share is None:
         return "–"
     if not share:

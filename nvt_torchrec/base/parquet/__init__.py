@@ -1,1 +1,1 @@
-"""Parquet files: footers read without trust, and numbers written faster than Arrow writes them."""
+"""Parquet files: read untrusted footers safely, and write numbers faster than Arrow does."""

@@ -1,7 +1,7 @@
-"""Encode a column of a row group: its pages, and what the footer says of them.
+"""Encode a column of a row group: its pages, and their description in the footer.
 
-A column with few distinct values gets a dictionary, and indices of a few bits each; the pages of
-others are the values themselves, which are not copied. The specification is
+A column with few distinct values gets a dictionary, and indices of a few bits each. The pages of
+other columns are the values themselves, which are not copied. The specification is
 apache/parquet-format: parquet.thrift and Encodings.md.
 """
 
@@ -30,22 +30,22 @@ from nvt_torchrec.base.parquet.encode_kernels import (
     rank_values,
 )
 
-#: About how many values a page has; a page of lists has whole rows. A page fits a core's
-#: second-level cache, and libcudf decodes the pages of a column at the same time.
+#: The approximate number of values of a page; a page of lists has whole rows. Such a page fits the
+#: second-level cache of a core, and libcudf decodes the pages of a column in parallel.
 PAGE_VALUES = 16 << 10
 #: Parquet's numbers of types.
 TYPES = {np.dtype(np.int32): 1, np.dtype(np.float32): 4}
-#: Its numbers of encodings.
+#: Parquet's numbers of encodings.
 _PLAIN = 0
 _RLE = 3
 _RLE_DICTIONARY = 8
-#: Its number of the codec.
+#: Parquet's number of the codec.
 _UNCOMPRESSED = 0
-#: Its numbers of kinds of pages.
+#: Parquet's numbers of page types.
 _DATA_PAGE = 0
 _DICTIONARY_PAGE = 2
 
-#: Bytes of a file.
+#: A piece of a file.
 Bytes: TypeAlias = bytes | memoryview
 
 
@@ -54,11 +54,11 @@ class Leaf:
     """The values of a column in a row group.
 
     Attributes:
-        path: The names of the fields from the root on.
+        path: The names of the fields from the root to the leaf.
         values: float32 or int32 [n], contiguous.
         rows: The number of rows, at least one.
-        offsets: Of lists, integers [rows + 1]: row i has ``values[offsets[i]:offsets[i + 1]]``. The
-            first is 0, the last n. None: one value in each row.
+        offsets: For lists, integers [rows + 1]: row i has ``values[offsets[i]:offsets[i + 1]]``.
+            The first is 0, the last n. None if each row has one value.
     """
 
     path: tuple[str, ...]
@@ -69,14 +69,14 @@ class Leaf:
 
 @dataclasses.dataclass(frozen=True)
 class ColumnChunk:
-    """A column of a row group as a file has it.
+    """An encoded column of a row group.
 
     Attributes:
         leaf: The values.
-        limits: Their smallest and largest, as :func:`_find_limits` returns them.
+        limits: The smallest and the largest value, as :func:`_find_limits` returns them.
         dictionary: The page of the dictionary, in pieces; empty without a dictionary.
         pages: The pages of the values, in pieces.
-        page_count: How many pages they are.
+        page_count: The number of pages of values.
         levels: The number of values and empty lists.
     """
 
@@ -89,7 +89,7 @@ class ColumnChunk:
 
     @property
     def buffers(self) -> list[Bytes]:
-        """The bytes of the file, in pieces."""
+        """The bytes of the chunk, in pieces."""
         return [*self.dictionary, *self.pages]
 
     @property
@@ -98,7 +98,7 @@ class ColumnChunk:
         return sum(map(len, self.buffers))
 
     def describe(self, begin: int) -> Value:
-        """Return parquet's ``ColumnChunk`` for a chunk whose bytes begin at ``begin``."""
+        """Return parquet's ``ColumnChunk`` for this chunk at the offset ``begin`` of the file."""
         encodings, page_encodings = _describe_encodings(bool(self.dictionary), self.page_count)
         data_begin = begin + sum(map(len, self.dictionary))
         size = self.size
@@ -116,7 +116,7 @@ class ColumnChunk:
             metadata[11] = thrift.i64(begin)
         metadata[12] = _describe_limits(self.limits, self.levels - len(self.leaf.values))
         metadata[13] = page_encodings
-        # field 2, file_offset, is deprecated; new files have 0
+        # field 2, file_offset, is deprecated and must be 0
         return thrift.struct({2: thrift.i64(0), 3: thrift.struct(metadata)})
 
 
@@ -143,7 +143,7 @@ def _describe_pages(kind: int, encoding: int, count: int) -> Value:
 
 
 class ChunkEncoder:
-    """Encodes columns of row groups, one after the other, in memory that is allocated once."""
+    """Encodes columns of row groups, reusing its buffers."""
 
     def __init__(self) -> None:
         self._indices = np.empty(0, np.uint16)
@@ -177,12 +177,12 @@ class ChunkEncoder:
         return ColumnChunk(leaf, limits, dictionary_page, pages, len(ends), sum(divided.levels))
 
     def _make_room(self, values: int) -> None:
-        """Have room for the indices of so many values, and for what they are packed into."""
+        """Grow the buffers for the indices of a number of values, and for the packed indices."""
         if len(self._indices) < values + 8:
             self._indices = np.empty(values + 8, np.uint16)
             self._packed = np.empty(PACKED_BYTES * values + PACKED_MARGIN, np.uint8)
-        # The last group of indices may have fewer than eight. It is filled up with zeros, not with
-        # indices of the column before, so that the same rows always give the same bytes.
+        # The last group may have fewer than eight indices. It is filled up with zeros, not with
+        # indices of the previous column, so that the same rows always give the same bytes.
         self._indices[values : values + 8] = 0
 
 
@@ -194,7 +194,7 @@ def _as_bytes(values: np.ndarray) -> memoryview:
 
 
 def _make_page(kind: int, body: Sequence[Bytes], count: int, encoding: int) -> list[Bytes]:
-    """Return a page in pieces: its header with the checksum, and its body."""
+    """Return the pieces of a page: its header with the checksum, and its body."""
     size = 0
     checksum = 0
     for piece in body:
@@ -207,15 +207,15 @@ def _make_page(kind: int, body: Sequence[Bytes], count: int, encoding: int) -> l
 
 @functools.lru_cache(1024)
 def _make_header(kind: int, size: int, count: int, encoding: int) -> tuple[bytes, bytes]:
-    """Return a ``PageHeader`` in two parts, between which its checksum belongs.
+    """Return the parts of a ``PageHeader`` before and after its checksum.
 
-    Many pages have the same header, and to build it takes longer than to write its page.
+    Cached, because many pages share these, and building a header takes longer than writing a page.
     """
     numbers = {1: thrift.i32(count), 2: thrift.i32(encoding)}
     if kind == _DATA_PAGE:
         numbers |= {3: thrift.i32(_RLE), 4: thrift.i32(_RLE)}  # encodings of the levels
     fields = {1: thrift.i32(kind), 2: thrift.i32(size), 3: thrift.i32(size), 4: thrift.i32(0)}
-    # The last field so far is the checksum; 0 takes one byte, and so does the end of the struct.
+    # The last field so far is the checksum: 0 takes one byte, and so does the end of the struct.
     before = len(thrift.struct(fields)[1]) - 2
     page_header = 5 if kind == _DATA_PAGE else 7  # data_page_header, dictionary_page_header
     fields[page_header] = thrift.struct(numbers)
@@ -225,12 +225,13 @@ def _make_header(kind: int, size: int, count: int, encoding: int) -> tuple[bytes
 
 @dataclasses.dataclass(frozen=True)
 class _Division:
-    """How a column is divided among pages.
+    """The division of a column into pages.
 
     Attributes:
-        cuts: int64 [pages + 1], where in the values pages begin and end.
+        cuts: int64 [pages + 1], the positions in the values where pages begin and end.
         levels: The number of values and empty lists of each page.
-        encoded_levels: How the values of each page make up lists; () without lists.
+        encoded_levels: The encoded levels of each page, see :func:`_encode_levels`; () without
+            lists.
     """
 
     cuts: np.ndarray
@@ -240,7 +241,7 @@ class _Division:
 
 def _divide(leaf: Leaf) -> _Division:
     """Divide a column into pages of about :data:`PAGE_VALUES`."""
-    # pages of lists have so many rows that they have as many values on average
+    # the number of rows with PAGE_VALUES values on average
     page_rows = max(1, PAGE_VALUES * leaf.rows // max(len(leaf.values), leaf.rows))
     rows = np.append(np.arange(0, leaf.rows, page_rows), leaf.rows)
     if leaf.offsets is None:
@@ -256,16 +257,16 @@ def _divide(leaf: Leaf) -> _Division:
 
 
 def _encode_levels(lengths: np.ndarray) -> tuple[int, list[Bytes]]:
-    """Encode how values make up lists, as Dremel does.
+    """Encode the structure of lists by levels, as Dremel does.
 
-    A value has two levels: whether it continues the list of the one before it (repetition), and
-    whether it is there at all (definition), which it is not in an empty list.
+    A value has two levels of 0 or 1: whether it continues the list of the previous value
+    (repetition), and whether it exists (definition), which is 0 for an empty list only.
 
     Args:
-        lengths: Integers [rows], the values of each list.
+        lengths: Integers [rows], the length of each list.
 
     Returns:
-        The number of values and empty lists, and what a page of version 1 has of their levels.
+        The number of values and empty lists, and their levels as a page of version 1 has them.
     """
     counts = np.maximum(lengths, 1)
     starts = np.cumsum(counts) - counts
@@ -291,11 +292,11 @@ def _make_dictionary(
 
     Args:
         values: float32 or int32 [n].
-        limits: The smallest and the largest of them, as :func:`_find_limits` returns them.
-        indices: uint16 [n or more], a result.
+        limits: The smallest and the largest value, as :func:`_find_limits` returns them.
+        indices: The result, uint16 [n or more].
 
     Returns:
-        The distinct values; None if there are so many that a dictionary saves nothing.
+        The distinct values; None if a dictionary would not save space.
     """
     dictionary = np.empty(DICTIONARY_ENTRIES, values.dtype)
     count = -1
@@ -319,7 +320,7 @@ def _make_dictionary(
 def _find_limits(values: np.ndarray) -> np.ndarray | None:
     """Return the smallest and the largest of values [n] that are not NaN: [2]; None without any.
 
-    Zeros of floats have the sign that makes them the smallest or largest (parquet.thrift:
+    A float zero becomes -0.0 as the smallest and 0.0 as the largest value (parquet.thrift:
     ``ColumnOrder``).
     """
     limits = np.empty(2, values.dtype)
@@ -338,7 +339,11 @@ def _describe_limits(limits: np.ndarray | None, nulls: int) -> Value:
     """Return parquet's ``Statistics``; ``nulls`` is the number of empty lists."""
     fields = {3: thrift.i64(nulls)}
     if limits is not None:
-        smallest, largest = limits[0].tobytes(), limits[1].tobytes()
-        exact = thrift.boolean(True)
-        fields |= {5: thrift.binary(largest), 6: thrift.binary(smallest), 7: exact, 8: exact}
+        is_exact = thrift.boolean(True)
+        fields |= {
+            5: thrift.binary(limits[1].tobytes()),
+            6: thrift.binary(limits[0].tobytes()),
+            7: is_exact,
+            8: is_exact,
+        }
     return thrift.struct(fields)

@@ -1,7 +1,7 @@
-"""Thrift's compact protocol, in which parquet files describe themselves.
+"""Encode values in Thrift's compact protocol, which parquet's metadata uses.
 
-Its types, and how values are written; :mod:`.footer` reads them. A value is a pair: the number of
-its type, and its bytes. See apache/thrift: doc/specs/thrift-compact-protocol.md.
+:mod:`.footer` decodes them. A value is a pair of the number of its type and its bytes. See
+apache/thrift: doc/specs/thrift-compact-protocol.md.
 """
 
 from __future__ import annotations
@@ -12,17 +12,28 @@ from typing import TypeAlias
 #: The number of a type, and the bytes of a value.
 Value: TypeAlias = tuple[int, bytes]
 
-#: The numbers of the types.
-TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
-#: Lists of this length on have it in bytes of its own, behind the header.
+# The numbers of the types.
+TRUE = 1
+FALSE = 2
+BYTE = 3
+I16 = 4
+I32 = 5
+I64 = 6
+DOUBLE = 7
+BINARY = 8
+LIST = 9
+SET = 10
+MAP = 11
+STRUCT = 12
+#: The length from which on a list stores its length in separate bytes after the header.
 _LONG_LIST = 15
 
-#: All single bytes, because most numbers are small, and to make a bytes object takes longer.
+#: All single bytes: most numbers are small, and a lookup is faster than making a bytes object.
 _BYTES = [bytes([number]) for number in range(256)]
 
 
 def encode_varint(number: int) -> bytes:
-    """Return an unsigned integer in groups of 7 bits, the lowest first."""
+    """Encode an unsigned integer in groups of 7 bits, the lowest first."""
     if number < 128:
         return _BYTES[number]
     groups = bytearray()
@@ -34,32 +45,32 @@ def encode_varint(number: int) -> bytes:
 
 
 def _zigzag(number: int) -> bytes:
-    """Return a signed integer: 0, -1, 1, -2 … as 0, 1, 2, 3 …, so that small ones are short."""
+    """Encode a signed integer: 0, -1, 1, -2 … as 0, 1, 2, 3 …, so that small ones are short."""
     return encode_varint(number << 1 if number >= 0 else ~(number << 1))
 
 
 def i32(number: int) -> Value:
-    """Return an integer of 32 bits."""
+    """Encode a 32-bit integer."""
     return I32, _zigzag(number)
 
 
 def i64(number: int) -> Value:
-    """Return an integer of 64 bits."""
+    """Encode a 64-bit integer."""
     return I64, _zigzag(number)
 
 
 def boolean(flag: bool) -> Value:
-    """Return a truth value as the field of a struct."""
+    """Encode a boolean as the field of a struct."""
     return (TRUE if flag else FALSE), b""
 
 
 def binary(content: bytes) -> Value:
-    """Return bytes, or a text in UTF-8."""
+    """Encode bytes, or a string in UTF-8."""
     return BINARY, encode_varint(len(content)) + content
 
 
 def list_value(values: Sequence[Value]) -> Value:
-    """Return a list of values of one type; an empty list is one of structs."""
+    """Encode a list of values of one type; an empty list is encoded as one of structs."""
     kind = values[0][0] if values else STRUCT
     if len(values) < _LONG_LIST:
         header = bytes([len(values) << 4 | kind])
@@ -69,7 +80,7 @@ def list_value(values: Sequence[Value]) -> Value:
 
 
 def struct(fields: Mapping[int, Value]) -> Value:
-    """Return a struct of fields by their numbers, which increase and are at most 15 apart."""
+    """Encode a struct of fields by their numbers, which increase and are at most 15 apart."""
     parts = []
     previous = 0
     for number, (kind, content) in fields.items():

@@ -1,7 +1,7 @@
-"""Compiled loops that encode the values of a column: dictionary, indices in few bits, statistics.
+"""Compiled loops that encode a column: its dictionary, its packed indices, its statistics.
 
-Values are 32 bits each, floats as their bits. Indices are written in runs, as the format's
-specification has it (apache/parquet-format: Encodings.md, RLE/bit-packing hybrid).
+Values are 32 bits each; floats are handled as their bits. Indices are written in runs, as the
+format specifies (apache/parquet-format: Encodings.md, RLE/bit-packing hybrid).
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import numpy as np
 
 from nvt_torchrec.base.kernels import compiled, pointer
 
-#: Entries of a dictionary, at most: 16 KiB of it, and indices of at most 12 bits. Both fit a
-#: reader's first-level cache and its fast loops; of more values, packing saves little.
+#: The largest number of entries of a dictionary. Its 16 KiB fit a reader's first-level cache, and
+#: its indices of 12 bits the fast loops of readers; for more values, packing saves little.
 DICTIONARY_ENTRIES = 4096
-#: The bits of an index into the hash table of a dictionary, which is at most half full.
+#: The bits of a slot's index in the hash table of a dictionary, which is at most half full.
 _SLOT_BITS = 13
 #: The multiplier of Fibonacci hashing: 2**32 divided by the golden ratio.
 _MULTIPLIER = 0x9E3779B1
-#: The most bytes that :func:`pack_indices` writes for each value.
+#: The largest number of bytes that :func:`pack_indices` writes for each value.
 PACKED_BYTES = 4
-#: The most bytes that it writes behind those of the last value.
+#: The largest number of bytes that it writes after those of the last value.
 PACKED_MARGIN = 64
 
-#: All bits of a float32 but its sign.
+#: All bits of a float32 except its sign.
 _ABSOLUTE = 0x7FFFFFFF
 #: The bits of infinity; those of NaN are above them.
 _INFINITY = 0x7F800000
@@ -35,11 +35,11 @@ def index_values(values, indices, dictionary):
 
     Args:
         values: uint32 [n].
-        indices: uint16 [n], a result: the number of each value.
-        dictionary: uint32 [:data:`DICTIONARY_ENTRIES`], a result: the distinct values.
+        indices: The result, uint16 [n], the number of each value.
+        dictionary: The result, uint32 [:data:`DICTIONARY_ENTRIES`], the distinct values.
 
     Returns:
-        How many there are; -1 if they are more than the dictionary holds.
+        The number of distinct values; -1 if they do not fit the dictionary.
     """
     # A slot holds a value and, in the high half, its number plus one, so that 0 is an empty slot.
     slots = np.zeros(1 << _SLOT_BITS, np.uint64)
@@ -67,16 +67,17 @@ def index_values(values, indices, dictionary):
 
 @compiled("int64(int32[::1], int64, int64, uint16[::1], int32[::1])")
 def rank_values(values, smallest, largest, indices, dictionary):
-    """Number the distinct integers of a narrow range in their order, without a hash table.
+    """Number the distinct integers of a narrow range in ascending order, without a hash table.
 
     Args:
         values: int32 [n].
-        smallest, largest: Of the values.
-        indices: uint16 [n], a result: the number of each value.
-        dictionary: int32, a result: the distinct values; it has room for the whole range.
+        smallest: The smallest value.
+        largest: The largest value.
+        indices: The result, uint16 [n], the number of each value.
+        dictionary: The result, int32, the distinct values; it has room for the whole range.
 
     Returns:
-        How many there are.
+        The number of distinct values.
     """
     ranks = np.zeros(largest - smallest + 1, np.uint16)
     for i in range(len(values)):
@@ -87,7 +88,7 @@ def rank_values(values, smallest, largest, indices, dictionary):
             dictionary[count] = smallest + i
             ranks[i] = count
             count += 1
-    if count == len(ranks):  # no gaps: without the table, LLVM uses vector instructions
+    if count == len(ranks):  # no gaps: without the table, LLVM can vectorize the loop
         for i in range(len(values)):
             indices[i] = values[i] - smallest
     else:
@@ -98,7 +99,7 @@ def rank_values(values, smallest, largest, indices, dictionary):
 
 @numba.njit(inline="always")
 def _write_varint(memory, at, number):
-    """Write an unsigned integer in groups of 7 bits, the lowest first; return where it ends."""
+    """Write an unsigned integer in groups of 7 bits, the lowest first; return its end."""
     while number > 127:
         memory[at] = number & 127 | 128
         at += 1
@@ -109,20 +110,20 @@ def _write_varint(memory, at, number):
 
 @numba.njit(inline="always")
 def _is_run(address):
-    """Return whether the eight indices at an address are all the same."""
+    """Return whether the eight indices at an address are equal."""
     words = numba.carray(pointer(address), (2,), np.uint64)
     first = words[0]
-    # four indices are the same if they stay when all move by one
+    # four indices are equal if rotating them by one changes nothing
     rotated = first >> np.uint64(16) | first << np.uint64(48)
     return first == words[1] and first == rotated
 
 
 @numba.njit
 def _write_groups(source, groups, bits, packed, at):
-    """Write groups of eight indices from an address on; return where they end in ``packed``.
+    """Pack groups of eight indices from an address on; return their end in ``packed``.
 
-    A group takes as many bytes as an index has bits. Two words, 16 bytes, are written for each,
-    which is faster than to write each byte; the next group overwrites what is too much.
+    A group takes as many bytes as an index has bits. Two words, 16 bytes, are written for each
+    group, which is faster than writing single bytes; the next group overwrites the excess.
     """
     if groups == 0:
         return at
@@ -151,19 +152,21 @@ def pack_indices(indices, begin, end, bits, packed, at):
 
     Args:
         indices: uint16, below ``2**bits``.
-        begin, end: Which of them to write. There are seven more, which may fill the last group.
-        bits: Bits of an index, from 1 to 12.
-        packed: uint8, the result, of :data:`PACKED_BYTES` for each index and
+        begin: The first index to write.
+        end: The end of the indices to write; at least seven more exist, which may fill the last
+            group.
+        bits: The bits of an index, from 1 to 12.
+        packed: The result, uint8, with room for :data:`PACKED_BYTES` for each index and
             :data:`PACKED_MARGIN` more.
-        at: Where in ``packed`` to write.
+        at: The position in ``packed`` to write at.
 
     Returns:
-        Where what was written ends.
+        The position in ``packed`` after the written bytes.
     """
     source = indices.ctypes.data
     # A shorter run takes about as many bytes as its packed indices, and is read more slowly.
     min_run = max(8, 64 // bits)
-    i = begin  # ``begin`` is the first index that is not written yet
+    i = begin  # from here on, ``begin`` is the first index that is not written yet
     while i + 8 <= end:
         if not _is_run(source + 2 * i):
             i += 8
@@ -189,19 +192,19 @@ def pack_pages(indices, cuts, packed, ends):
 
     Args:
         indices: uint16 [n + 8], below :data:`DICTIONARY_ENTRIES`.
-        cuts: int64 [pages + 1], where in ``indices`` pages begin and end.
-        packed: uint8, a result, as in :func:`pack_indices`.
-        ends: int64 [pages], a result: where in ``packed`` each page ends.
+        cuts: int64 [pages + 1], the positions in ``indices`` where pages begin and end.
+        packed: The result, uint8, as in :func:`pack_indices`.
+        ends: The result, int64 [pages], the end of each page in ``packed``.
     """
     at = np.int64(0)
     for page in range(len(ends)):
         begin, end = cuts[page], cuts[page + 1]
-        # values that later pages have first do not widen the indices of this one
+        # Each page has its own width, so values that occur only in later pages do not widen it.
         largest = np.uint16(0)
-        of_page = indices[begin:end]
-        for i in range(len(of_page)):  # from zero on: LLVM vectorizes no other loop
-            largest = max(largest, of_page[i])
-        bits = np.int64(1)  # for a single value, too: readers differ about indices of no bits
+        page_indices = indices[begin:end]
+        for i in range(len(page_indices)):  # LLVM vectorizes the loop only if it begins at 0
+            largest = max(largest, page_indices[i])
+        bits = np.int64(1)  # also for a single value: readers disagree about indices of 0 bits
         while largest >> bits:
             bits += 1
         packed[at] = bits
@@ -222,7 +225,7 @@ def find_range(values, found):
 
 @numba.njit(inline="always")
 def _ordered(bits):
-    """Return the bits of a float, int32, as an integer that has the order of the floats."""
+    """Map the bits of a float, int32, to an integer with the same order; its own inverse."""
     return bits ^ ((bits >> np.int32(31)) & np.int32(_ABSOLUTE))
 
 
@@ -230,11 +233,11 @@ def _ordered(bits):
 def find_float_range(values, found):
     """Find the smallest and the largest of floats that are not NaN, by their bits.
 
-    Integers are compared, which vector instructions do; they order -0.0 before 0.0.
+    The loop compares integers, which LLVM can vectorize; they order -0.0 before 0.0.
 
     Args:
-        values: int32 [n], at least one.
-        found: int32 [2], a result.
+        values: int32 [n], the bits of at least one float.
+        found: The result, int32 [2].
 
     Returns:
         Whether there is a value that is not NaN.
@@ -246,7 +249,8 @@ def find_float_range(values, found):
         smallest = min(smallest, value)
         largest = max(largest, value)
     if largest > infinity or smallest < ~infinity:  # there is a NaN
-        smallest, largest = np.int32(_ABSOLUTE), ~np.int32(_ABSOLUTE)
+        smallest = np.int32(_ABSOLUTE)
+        largest = ~np.int32(_ABSOLUTE)
         for i in range(len(values)):
             value = _ordered(values[i])
             if ~infinity <= value <= infinity:

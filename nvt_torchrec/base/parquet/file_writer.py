@@ -1,4 +1,4 @@
-"""Write a parquet file of float32, int32 and lists of them, row group by row group."""
+"""Write a parquet file of float32, int32 and lists of them, one row group after the other."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from nvt_torchrec.base.parquet.column_chunks import TYPES, Bytes, ChunkEncoder, 
 from nvt_torchrec.base.parquet.compact_protocol import Value
 
 MAGIC = b"PAR1"
-#: Names the writer of a file, in the form in which readers look for faults of old ones.
+#: The writer of a file, in the form that readers parse to work around defects of old writers.
 CREATED_BY = f"nvt-torchrec version {__version__}"
-#: The most buffers that a system call takes (POSIX: IOV_MAX).
+#: The largest number of buffers for a system call (POSIX: IOV_MAX).
 _MAX_BUFFERS = 1024
-#: Parquet's numbers of how often a field occurs.
+#: Parquet's numbers of repetition types.
 _REQUIRED = 0
 _REPEATED = 2
 _FORMAT_VERSION = 2
-#: Parquet's number of lists among converted types, and of the field for them in ``LogicalType``.
+#: Parquet's number of lists as a converted type, and of their field in ``LogicalType``.
 _CONVERTED_LIST = 3
 _LOGICAL_LIST = 3
 
@@ -34,15 +34,15 @@ class ParquetFileWriter:
     The same rows in the same row groups always give the same bytes.
 
     Args:
-        descriptor: Of a file that is open for writing, empty.
+        descriptor: The descriptor of an empty file that is open for writing.
         schema: Fields of float32, int32 and lists of them, none of which is nullable.
 
     Attributes:
-        size: The bytes written so far.
+        size: The number of bytes written so far.
 
     Raises:
-        ValueError: A field is of another type, or nullable.
-        OSError: The file cannot be written; so do the methods.
+        ValueError: A field has another type or is nullable.
+        OSError: The file cannot be written; the methods raise it, too.
     """
 
     def __init__(self, descriptor: int, schema: pa.Schema) -> None:
@@ -57,7 +57,7 @@ class ParquetFileWriter:
         self._write([MAGIC])
 
     def write_row_group(self, table: pa.Table) -> None:
-        """Write rows of the schema, at least one, as a row group."""
+        """Write one or more rows of the schema as a row group."""
         chunks = []
         begin = self.size
         for field, column in zip(self._schema, table.columns, strict=True):
@@ -80,7 +80,7 @@ class ParquetFileWriter:
 
     def finish(self) -> None:
         """Write the footer."""
-        # a ColumnOrder: limits are compared as numbers
+        # a ColumnOrder, which says that limits are compared as numbers
         ordered_by_type = thrift.struct({1: thrift.struct({})})
         leaves = len(self._schema)
         fields = {
@@ -100,7 +100,7 @@ class ParquetFileWriter:
         while rest:
             written = os.writev(self._descriptor, rest[:_MAX_BUFFERS])
             self.size += written
-            # the system may write fewer bytes than it was given
+            # the system may write only a part of the bytes
             while rest and written >= len(rest[0]):
                 written -= len(rest.pop(0))
             if written:
@@ -108,7 +108,7 @@ class ParquetFileWriter:
 
 
 def _check_field(field: pa.Field) -> None:
-    """Raise :class:`ValueError` for a field that is not written here."""
+    """Raise :class:`ValueError` for a field that this writer does not support."""
     inner = field.type.value_field if pa.types.is_list(field.type) else field
     if field.nullable or inner.nullable or inner.type not in (pa.float32(), pa.int32()):
         raise ValueError(
@@ -118,7 +118,7 @@ def _check_field(field: pa.Field) -> None:
 
 
 def _make_leaf(field: pa.Field, column: pa.Array) -> Leaf:
-    """Return a column as the values that are written."""
+    """Return the values of a column as they are written."""
     if not pa.types.is_list(field.type):
         return Leaf((field.name,), to_numpy(column), len(column))
     offsets = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
@@ -148,7 +148,7 @@ def _describe_schema(schema: pa.Schema) -> list[Value]:
 
 
 def _describe_group(name: str, repetition: int, children: int, *, is_list: bool = False) -> Value:
-    """Return the ``SchemaElement`` of a field that has other fields."""
+    """Return the ``SchemaElement`` of a field with child fields."""
     fields = {
         3: thrift.i32(repetition),
         4: thrift.binary(name.encode()),

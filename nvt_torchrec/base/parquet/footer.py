@@ -1,9 +1,9 @@
-"""Footers of parquet files, of which no number is left to pyarrow's accessors.
+"""Read the footers of parquet files without pyarrow's accessors, which can crash the process.
 
-pyarrow decodes the description of a column chunk when it is asked for, in C++ functions of which
-it expects no exception: an unknown codec, or statistics that do not fit, end the process (pyarrow
-25 and 26). So what is needed of column chunks is read here, from the footer's bytes, which are in
-Thrift's compact protocol (apache/parquet-format: parquet.thrift).
+pyarrow decodes the metadata of a column chunk on access, in C++ functions that must not throw: an
+unknown codec or malformed statistics terminate the process (pyarrow 25 and 26). So the metadata of
+column chunks is read here, from the footer's bytes, which are in Thrift's compact protocol
+(apache/parquet-format: parquet.thrift).
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from nvt_torchrec.base.parquet.compact_protocol import (
     TRUE,
 )
 
-#: What a footer says of a column chunk is a row of int64, with these indices: its codec, the number
-#: of its values, its bytes decompressed and in the file, and the offsets of its first data page and
-#: of its dictionary.
+#: The metadata of a column chunk is a row of int64 with these indices: the codec, the number of
+#: values, the sizes decompressed and in the file, and the offsets of the first data page and of the
+#: dictionary.
 CODEC = 0
 VALUES = 1
 DECOMPRESSED = 2
 BYTES = 3
 DATA_PAGE = 4
 DICTIONARY = 5
-#: What a footer does not say.
+#: Stands for a number that the footer lacks.
 MISSING = -(1 << 63)
 
-#: How deep structs and lists may be nested.
+#: The largest depth of nested structs and lists.
 _MAX_DEPTH = 12
-#: The bits of a field's number in a path, which is the numbers of fields from the root on; lists
-#: have no number.
+#: The bits of a field's number in a path, which joins the numbers of the fields from the root on;
+#: lists do not add a number.
 _PATH_BITS = 5
 
 
@@ -61,21 +61,21 @@ def join_path(*fields: int) -> int:
     return number
 
 
-#: Of ColumnMetaData.
+#: The path of ColumnMetaData.
 _CHUNK = join_path(4, 1, 3)
-#: Of its fields in the order of CODEC to DICTIONARY.
+#: The paths of its fields, in the order of CODEC to DICTIONARY.
 _CHUNK_NUMBERS = np.array([join_path(4, 1, 3, field) for field in (4, 5, 6, 7, 9, 11)])
 
-#: How many bytes are read from the end of a file first; few footers have more.
+#: The number of bytes that are read from the end of a file at first; few footers are longer.
 _TAIL_BYTES = 64 << 10
 
 
 @numba.njit(inline="always")
 def read_varint(memory, at, end):
-    """Read an unsigned integer of 7 bits a byte.
+    """Read an unsigned integer with 7 bits per byte.
 
     Returns:
-        The integer, and where it ends; -1 if it does not end before ``end``.
+        The integer, and its end; -1 if it does not end before ``end``.
     """
     value = np.uint64(0)
     shift = np.uint64(0)
@@ -96,16 +96,19 @@ def read_structs(memory, at, end, struct, wanted, numbers):
     The object may be damaged: every read is checked against ``end``, and the depth is limited.
 
     Args:
-        memory, at, end: The bytes, where the object begins, and where they end.
+        memory: The bytes, uint8.
+        at: The offset of the object.
+        end: The end of the bytes.
         struct: The path of the structs.
         wanted: int64 [fields], the paths of integers in them.
-        numbers: int64 [structs, fields], the result, as many as it holds; or MISSING.
+        numbers: The result, int64 [structs, fields], MISSING for absent integers. Structs that
+            exceed its length are only counted.
 
     Returns:
-        Where the object ends, -1 if it cannot be read, and the number of structs.
+        The end of the object, -1 if it cannot be read; and the number of structs.
     """
-    # The stack of structs and lists: the path of each, the number of its last field, how many
-    # elements of a list are left (-1 for a struct), and the type of a list's elements.
+    # The stack of structs and lists: the path of each, the number of its last field, the number of
+    # elements left in a list (-1 for a struct), and the type of a list's elements.
     paths, fields, lefts, kinds = np.zeros((4, _MAX_DEPTH), np.int64)
     lefts[0] = -1
     depth = 0
@@ -135,7 +138,7 @@ def read_structs(memory, at, end, struct, wanted, numbers):
                 continue
             kind = byte & 15
             fields[depth] += byte >> 4
-            if byte < 16:  # the field's number is not near the last one, and follows as a whole
+            if byte < 16:  # no difference to the last field's number: the number itself follows
                 value, at = read_varint(memory, at, end)
                 if at < 0:
                     return -1, count
@@ -198,10 +201,10 @@ class Footer:
     """The footer of a parquet file.
 
     Attributes:
-        metadata: For pyarrow's readers. Its column chunks must not be looked at.
+        metadata: The metadata for pyarrow's readers. Its column chunks must not be accessed.
         schema: The columns.
-        rows: int64 [row groups], their rows.
-        chunks: int64 [row groups, leaves, 6], the column chunks; see :data:`CODEC`.
+        rows: int64 [row groups], the number of rows.
+        chunks: int64 [row groups, leaves, 6], the metadata of column chunks; see :data:`CODEC`.
     """
 
     metadata: pq.FileMetaData
@@ -214,7 +217,7 @@ def read_footer(path: Path | str | RemoteFile, remedy: str = "") -> Footer:
     """Read the footer of a parquet file.
 
     Raises:
-        BadInputError: It cannot be read; ``remedy`` says what to do about that.
+        BadInputError: The footer cannot be read; the error has the ``remedy``.
     """
     try:
         with open_file(path) as file:
@@ -248,7 +251,7 @@ def parse_footer(file: IO[bytes]) -> Footer:
 
 
 def compute_footer_digest(path: Path) -> str:
-    """Return the SHA-256 of the footer of a parquet file; page checksums cover what is before it.
+    """Return the SHA-256 of the footer of a parquet file; page checksums cover the rest.
 
     Raises:
         pa.ArrowInvalid, OSError: It cannot be read.
@@ -270,7 +273,7 @@ def _footer_bytes(file: IO[bytes]) -> bytes:
         raise pa.ArrowInvalid("it does not end with a parquet footer")
     wanted = int.from_bytes(tail[-8:-4], "little") + 8
     if wanted > size:
-        raise pa.ArrowInvalid(f"a footer of {wanted} bytes in a file of {size}")
+        raise pa.ArrowInvalid(f"its footer should have {wanted} bytes, but the file has {size}")
     if wanted > len(tail):
         file.seek(size - wanted)
         tail = file.read()
@@ -280,7 +283,7 @@ def _footer_bytes(file: IO[bytes]) -> bytes:
 def list_leaf_columns(schema: pa.Schema) -> list[str]:
     """Return the name of the column that each leaf belongs to.
 
-    The paths of leaves would not tell: a column may be called ``a.b``.
+    The paths of leaves are ambiguous, because a column may be called ``a.b``.
     """
     names: list[str] = []
     for field in schema:
@@ -289,7 +292,7 @@ def list_leaf_columns(schema: pa.Schema) -> list[str]:
 
 
 def _count_leaves(kind: pa.DataType) -> int:
-    """Count the leaves of a type: 1 unless it has fields."""
+    """Count the leaves of a type: 1 unless it is nested."""
     if not kind.num_fields:
         return 1
     return sum(_count_leaves(kind.field(i).type) for i in range(kind.num_fields))

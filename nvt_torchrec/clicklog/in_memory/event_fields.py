@@ -1,4 +1,4 @@
-"""Fields of rows that say what happened before: histories and aggregates, given by the caller."""
+"""Histories and aggregates that a caller passes with the rows to score."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.rows import CategoryValues
 
-#: The most characters of a name whose check is remembered: names may come from any client.
+#: The largest length of names whose checks are cached, because names may come from any client.
 _MAX_CACHED_NAME = 100
-#: Python's integers up to this are exact as floats; larger ones are checked one by one.
+#: Integers up to this are exact as floats; larger ones are checked one by one.
 _MAX_USUAL = 2.0**53
-#: How much of a name a shorter one must have to be an abbreviation of it.
+#: The smallest share of a name's length that an abbreviation of it must have.
 _MIN_ABBREVIATION = 0.75
-#: How much of the shorter of two words must begin both, so that they are forms of one: "clicks" and
-#: "clicked".
+#: The smallest share of the shorter of two words that must begin both, so that they count as forms
+#: of one word, such as "clicks" and "clicked".
 _MIN_STEM = 0.75
 
 
 class _Refused(NamedTuple):
-    """Why a field is refused.
+    """The reason why a field is refused.
 
     Attributes:
-        reason: What is wrong.
+        reason: The error.
         remedy: What to do about it.
-        columns: If not empty, the field is refused only if it holds objects with one of these.
+        columns: If not empty, the field is refused only if it holds objects with one of these keys.
     """
 
     reason: str
@@ -47,10 +47,10 @@ class _Refused(NamedTuple):
 
 
 class EventFields:
-    """Checks and reads the histories and aggregates that rows have.
+    """Checks and reads the histories and aggregates of rows.
 
-    Fields that nothing is read from are ignored, but for those whose names show that they are meant
-    for a history or an aggregate: without them, a row would be scored as if it had no such value.
+    Unknown fields are ignored, unless their names look like a misspelt history or aggregate.
+    Ignoring these would score the row as if it did not have the value.
 
     Args:
         spec: The columns of rows.
@@ -73,9 +73,9 @@ class EventFields:
         """Check the names of fields, and the form of histories.
 
         Raises:
-            InvalidRowError: A row has a field that is named for a history or an aggregate, and is
-                not read.
-            SchemaError: Likewise a column, or a field that rows share.
+            InvalidRowError: A row has an unknown field whose name looks like a history or an
+                aggregate.
+            SchemaError: Such a field is a column, or shared by all rows.
         """
         if not (self._histories or self._aggregates):
             return
@@ -92,30 +92,31 @@ class EventFields:
                 raise fields.error(name, refused.reason, refused.remedy)
 
     def _find_meant_field(self, name: str) -> _Refused | None:
-        """Return why an unknown field is refused; None for one that is ignored."""
+        """Return why an unknown field is refused; None if it is ignored."""
         outer, _, column = name.partition(".")
         if column and outer in self._histories:
             listed = ", ".join(f"{outer}.{known}" for known in sorted(self._histories[outer]))
             return _Refused(f"history {outer} has no column {column!r}", f"pass {listed}")
-        remedy = "did you mean {!r}? else leave it out, or rename it"
+        remedy = "did you mean {!r}? otherwise remove or rename it"
         for known, columns in self._histories.items():
             if not is_misspelt(outer, known):
                 continue
-            reason = f"not a column of the workflow, but like the history {known}"
+            reason = f"not a column of the workflow, but similar to the history {known}"
             if column in columns:
                 return _Refused(reason, remedy.format(f"{known}.{column}"))
             if not column:
                 return _Refused(reason, remedy.format(known), frozenset(columns))
-        # A misspelt name comes first: it tells which one is meant of several with the same parts.
-        like = [known for known in self._aggregates if is_misspelt(name, known)]
-        like += [known for known, rule in self._rules.items() if is_named_for(name, rule)]
-        if not like:
+        # Misspelt names come first, because they are the better match among several aggregates with
+        # the same parts.
+        similar = [known for known in self._aggregates if is_misspelt(name, known)]
+        similar += [known for known, rule in self._rules.items() if is_named_for(name, rule)]
+        if not similar:
             return None
-        reason = f"not a column of the workflow, but like the aggregate {like[0]}"
-        return _Refused(reason, remedy.format(like[0]))
+        reason = f"not a column of the workflow, but similar to the aggregate {similar[0]}"
+        return _Refused(reason, remedy.format(similar[0]))
 
     def _check_objects(self, name: str, columns: set[str], fields: RowFields) -> None:
-        """Check that the fields of a history are objects with its columns, or missing."""
+        """Check that the values of a history's field are objects with its columns, or missing."""
         expected = f"expected an object of lists: {', '.join(sorted(columns))}"
         remedy = f'pass {{"{min(columns)}": […]}}'
         field = fields.find(name)
@@ -124,7 +125,7 @@ class EventFields:
             for position, value in enumerate(field.values):
                 if isinstance(value, Mapping) and value.keys() <= columns:
                     continue
-                # is_missing is for single values, and lists are not missing
+                # is_missing handles single values only, and lists are never missing
                 if isinstance(value, Sequence) or not is_missing(value):
                     row = field.get_row(position)
                     raise InvalidRowError(row, name, f"{value!r:.60}: {expected}", remedy)
@@ -135,14 +136,14 @@ class EventFields:
             raise fields.error(name, f"of type {held}: {expected}", remedy)
 
     def read_aggregates(self, fields: RowFields) -> tuple[np.ndarray, np.ndarray]:
-        """Return the aggregates that rows have, which replace those that the workflow knows.
+        """Return the aggregates of rows, which override the workflow's own values.
 
         Returns:
-            float64 [aggregates, n], in their units and NaN where missing; and bool of the same
-            shape, which rows have the field.
+            The values, float64 [aggregates, n], NaN where missing; and which rows have the field,
+            bool [aggregates, n].
 
         Raises:
-            InvalidRowError: A value is not one of the aggregate.
+            InvalidRowError: The aggregate cannot have a value.
         """
         shape = len(self._aggregates), fields.rows
         usual = self._read_usual_aggregates(fields)
@@ -161,10 +162,10 @@ class EventFields:
         return numbers, given
 
     def _read_usual_aggregates(self, fields: RowFields) -> np.ndarray | None:
-        """Return all aggregates, float64 [aggregates, n], of rows that have each as a number.
+        """Return all aggregates, float64 [aggregates, n], if all rows have each as a number.
 
-        None for other rows: their aggregates are converted as columns are, which takes longer than
-        to score a row.
+        None for other rows. Their aggregates are converted like columns, which takes longer than
+        scoring a row.
         """
         if not fields.rows or not self._aggregates.keys() <= fields.names:
             return None
@@ -192,7 +193,7 @@ def _read_numbers(
     """Return the numbers of a field, float64 [n], and where they are missing, bool [n]."""
     values = field.values
     if isinstance(values, list) and field.index is None and {*map(type, values)} <= {int, float}:
-        # Numbers as JSON has them. To convert a few as columns takes longer than to score the rows.
+        # Numbers from JSON. Converting a few of them like columns takes longer than scoring rows.
         numbers = RAW_TYPES["float"].convert_vectorized(values, {float})
         if numbers is not None:
             return numbers
@@ -202,7 +203,7 @@ def _read_numbers(
 
 
 def _holds_objects(field: RowField | None, columns: frozenset[str]) -> bool:
-    """Return whether a field holds objects with one of these fields."""
+    """Return whether a field holds objects with one of these keys."""
     if field is None:
         return False
     if isinstance(field.values, list):
@@ -215,10 +216,10 @@ def _holds_objects(field: RowField | None, columns: frozenset[str]) -> bool:
 def is_named_for(name: str, aggregate: Aggregate) -> bool:
     """Return whether a name has the parts of an aggregate's name: its key and its kind of value.
 
-    Between them may be a form of the aggregate's label, or of its source, and a window may follow:
+    Between them may be a form of the aggregate's label or source, and a window may follow:
     ``user_rate``, ``user_clicks_rate`` and ``user_rate_7d`` are all named for
-    ``user_clicked_rate``. Another word between them makes it a name of something else:
-    ``user_login_count``.
+    ``user_clicked_rate``. With any other word between them, such as in ``user_login_count``, the
+    name refers to something else.
     """
     key = re.escape("_".join(aggregate.key or ["all"]).lower())
     parts = re.fullmatch(rf"{key}_(?:(.+)_)?{aggregate.value}(?:_\d+[smhd])?", name.lower())
@@ -227,21 +228,22 @@ def is_named_for(name: str, aggregate: Aggregate) -> bool:
     word = parts[1] or ""
     label = (aggregate.label or aggregate.source).lower()
     shorter = min(len(word), len(label))
-    # without a word it is a value of the log's own events
-    return (not word and not aggregate.source) or _count_same(word, label) > _MIN_STEM * shorter > 0
+    if not word:  # without a word between them, the name refers to the log's own events
+        return not aggregate.source
+    return _count_same(word, label) > _MIN_STEM * shorter > 0
 
 
 def is_misspelt(name: str, known: str) -> bool:
-    """Return whether a name is meant for another one.
+    """Return whether a name is probably a misspelling of a known one.
 
-    It is if one letter differs, is missing or too much, or two are exchanged; if letters are left
-    out; or if numbers differ. Capital letters count as small ones.
+    It is if one letter was replaced, added or dropped, or two adjacent ones were exchanged; if it
+    is an abbreviation; or if only numbers differ. Case is ignored.
     """
     name = re.sub(r"\d+", "0", name.lower())
     known = re.sub(r"\d+", "0", known.lower())
     if name == known:
         return True
-    # Lengths first, which is fast: a request may have many fields.
+    # Compare lengths first, which is fast, because a request may have many fields.
     min_length = min(_MIN_ABBREVIATION * len(known), len(known) - 1)
     if not min_length <= len(name) <= len(known) + 1:
         return False
@@ -252,13 +254,13 @@ def is_misspelt(name: str, known: str) -> bool:
 
 
 def _is_subsequence(letters: str, text: str) -> bool:
-    """Return whether a text with some letters left out is ``letters``."""
+    """Return whether ``letters`` remain when some letters of a text are removed."""
     rest = iter(text)
-    return all(letter in rest for letter in letters)  # "in" goes on behind the letter it found
+    return all(letter in rest for letter in letters)  # "in" consumes the iterator up to its match
 
 
 def _count_same(first: str, second: str) -> int:
-    """Return the length of the beginning that two texts have in common."""
+    """Return the length of the common prefix of two texts."""
     same = 0
     while same < min(len(first), len(second)) and first[same] == second[same]:
         same += 1
@@ -266,7 +268,7 @@ def _count_same(first: str, second: str) -> int:
 
 
 def _differ_by_one_edit(first: str, second: str) -> bool:
-    """Return whether one letter was replaced, added or dropped, or two next ones exchanged."""
+    """Return whether one letter was replaced, added or dropped, or two adjacent ones exchanged."""
     same = _count_same(first, second)
     first = first[same:]
     second = second[same:]

@@ -1,4 +1,4 @@
-"""Rows in memory → typed columns: dicts, frames of any library, Arrow tables, dicts of arrays."""
+"""Convert rows in memory to typed columns: dicts, frames, Arrow tables, dicts of arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import is_list, is_text, null_mask, to_arrow, to_numpy
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.clicklog.in_memory.python_values import convert_values, has_rules, read_as_text
+from nvt_torchrec.clicklog.in_memory.python_values import (
+    convert_values,
+    has_rules,
+    list_text_sources,
+)
 from nvt_torchrec.clicklog.in_memory.row_fields import RowField, RowFields, open_rows
 from nvt_torchrec.clicklog.in_memory.value_errors import (
     InvalidRowError,
@@ -35,27 +39,27 @@ from nvt_torchrec.formats.feature_spec.spec_variants import allow_scoring
 from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows, repeat_lists
 
-#: By name, the values [n] of a column and where they are missing, bool [n].
+#: The values [n] of columns by name, and where they are missing, bool [n].
 Features = dict[str, tuple[CategoryValues, np.ndarray]]
 
 
 def read_columns(columns: Any, spec: FeatureSpec) -> RawRows:
-    """Convert a frame, a table or a dict of arrays to typed columns; ignore further columns.
+    """Convert a frame, a table or a dict of arrays to typed columns; ignore other columns.
 
     Args:
         columns: The columns of the log: typed values, or text as in the log.
         spec: How they are read.
 
     Raises:
-        SchemaError: A column is missing, has a type that cannot hold the raw type, or differs in
+        SchemaError: A column is missing, has a type that does not fit its raw type, or has another
             length.
-        InvalidRowError: A column cannot hold a value.
+        InvalidRowError: A value does not fit its column.
     """
     return read_rows(open_rows(columns, spec.read_plan(label=False).reads), spec)
 
 
 def read_dicts(rows: Sequence[Mapping[str, Any]], spec: FeatureSpec) -> RawRows:
-    """Do the same as :meth:`inference.row_reader.RowReader.read`, faster for many rows."""
+    """Convert dicts as :meth:`inference.row_reader.RowReader.read` does, but faster if many."""
     return read_rows(open_rows(rows, spec.read_plan(label=False).reads), spec)
 
 
@@ -70,8 +74,8 @@ def read_rows(
     Args:
         fields: The rows.
         spec: How they are read.
-        histories: Histories whose lists ``spec`` has; rows need not have them.
-        max_events: How many of the newest events each row gets of a history that rows share.
+        histories: Histories whose lists are columns of ``spec``; rows need not have them.
+        max_events: The largest number of newest events that are taken from a shared history.
 
     Raises:
         SchemaError, InvalidRowError: See :func:`read_columns`.
@@ -88,18 +92,18 @@ def read_rows(
     for column in columns:
         newest = max_events if column.read.source in history_lists else None
         converted.append(column.repeat(newest))
-    # no row is bad: find_columns has raised for a wrong value
+    # find_columns has raised for any wrong value, so no row is bad
     rows = fields.rows
     return assemble(spec, converted, lambda row: b"", rows=rows, label=False, max_bad_rows=0)
 
 
 def read_features(columns: Any, spec: FeatureSpec, names: Sequence[str]) -> Features:
-    """Convert what some columns of a workflow's input are read or derived from.
+    """Read the named columns of a workflow's input, deriving them if the spec does.
 
     Args:
-        columns: See :func:`read_columns`.
+        columns: The columns of the log, see :func:`read_columns`.
         spec: How they are read.
-        names: Dense and categorical columns, or labels and the weight, of ``spec``.
+        names: Names of dense and categorical columns, labels and the weight of ``spec``.
 
     Returns:
         The values [n] of each column and where they are missing, bool [n].
@@ -107,24 +111,24 @@ def read_features(columns: Any, spec: FeatureSpec, names: Sequence[str]) -> Feat
     Raises:
         SchemaError, InvalidRowError: See :func:`read_columns`.
     """
-    if spec.negatives or spec.label_files:  # a frame has a label under its own name
+    if spec.negatives or spec.label_files:  # a frame has the labels as columns of their names
         spec = allow_scoring(spec)
     plan = spec.read_plan(label=True)
-    every = list(plan.reads)
-    indices: dict[str, tuple[int, ...]] = {}  # by name, those of its sources in ``every``
+    all_reads = list(plan.reads)
+    indices: dict[str, tuple[int, ...]] = {}  # for each name, the indices of its sources
     for name, index in zip(spec.labels, plan.labels, strict=True):
         assert index is not None
         indices[name] = (index,)
     if plan.weight is not None:
         indices[spec.weight] = (plan.weight,)
     indices |= zip(spec.feature_names, (*plan.dense, *plan.categorical), strict=True)
-    for column in spec.aggregates:  # read as they are given, not made of events
-        indices[column.name] = (len(every),)
-        every.append(Read(column.name, "float"))
+    for column in spec.aggregates:  # given as columns, not computed from events
+        indices[column.name] = (len(all_reads),)
+        all_reads.append(Read(column.name, "float"))
     needed: set[int] = set()
     for name in names:
         needed |= {*indices[name]}
-    reads = [every[index] for index in sorted(needed)]
+    reads = [all_reads[index] for index in sorted(needed)]
     found = find_columns(open_rows(columns, reads), reads, spec)
     converted = {}
     for index, column_found in zip(sorted(needed), found, strict=True):
@@ -145,7 +149,7 @@ def read_features(columns: Any, spec: FeatureSpec, names: Sequence[str]) -> Feat
 
 
 def check_columns(names: Iterable[str], sources: Sequence[str]) -> None:
-    """Check that all columns are there. Raises :class:`MissingColumnError`."""
+    """Check that no column is missing. Raises :class:`MissingColumnError`."""
     absent = [name for name in sources if name not in names]
     if absent:
         hint = suggest_column(absent[0], names, sources) or "missing values are nulls in a column"
@@ -155,12 +159,12 @@ def check_columns(names: Iterable[str], sources: Sequence[str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class FoundColumn:
-    """A field that was converted as it is read, without a copy for each row that shares a value.
+    """A converted field; rows that share a value refer to one copy of it.
 
     Attributes:
-        read: How it is read.
-        converted: Its different values.
-        index: See :class:`.row_fields.RowField`; without -1.
+        read: How the field is read.
+        converted: The distinct values.
+        index: The index of each row's value, see :class:`.row_fields.RowField`; without -1.
     """
 
     read: Read
@@ -169,13 +173,13 @@ class FoundColumn:
 
     @property
     def lengths(self) -> np.ndarray:
-        """How many values each row has in a column of lists, [n]."""
+        """The number of values of each row in a column of lists, [n]."""
         assert isinstance(self.converted.values, Jagged)
         lengths = np.diff(self.converted.values.offsets)
         return lengths if self.index is None else lengths[self.index]
 
     def repeat(self, newest: int | None = None) -> Converted:
-        """Return a value for each row; of lists that rows share, the ``newest`` last values."""
+        """Return a value for each row; of shared lists, only the last ``newest`` values."""
         column = self.converted
         index = self.index
         if index is None:
@@ -193,18 +197,18 @@ class FoundColumn:
 def find_columns(
     fields: RowFields, reads: Sequence[Read], spec: FeatureSpec, optional: Collection[str] = ()
 ) -> list[FoundColumn]:
-    """Convert fields as they are read, and check each value.
+    """Convert fields, and check each value.
 
     Args:
         fields: The rows.
-        reads: What is read.
-        spec: Whose columns these are.
-        optional: Fields that may be absent: their values are missing.
+        reads: How the fields are read.
+        spec: The spec, for its list separator and for remedies.
+        optional: Fields that may be absent; their values are then missing.
 
     Raises:
         SchemaError, InvalidRowError: See :func:`read_columns`.
     """
-    text = read_as_text(reads)
+    text = list_text_sources(reads)
     if fields.has_text:
         text |= {read.source for read in reads if not RAW_TYPES[read.raw].is_text}
     found: dict[str, RowField] = {}
@@ -248,10 +252,10 @@ def _check(column: Converted, field: RowField, read: Read, spec: FeatureSpec) ->
 
 
 def check_lengths(lengths: Mapping[str, np.ndarray]) -> None:
-    """Check that the lists of a history are of one length in each row.
+    """Check that all lists of a history have the same length in a row.
 
     Args:
-        lengths: By column, the values of each row, [n].
+        lengths: The lengths of the lists of each column, [n].
 
     Raises:
         InvalidRowError: A row has lists of different lengths.
@@ -264,10 +268,10 @@ def check_lengths(lengths: Mapping[str, np.ndarray]) -> None:
             raise InvalidRowError(
                 row,
                 name,
-                f"a list of {column_lengths[row]}, and another column of the history has "
+                f"a list of {column_lengths[row]}, but another column of the history has "
                 f"{maximum[row]}",
                 "pass lists of the same length in all columns of a history: the values at one "
-                "position are those of an event",
+                "position belong to one event",
             )
 
 
@@ -277,19 +281,19 @@ def check_aggregate(
     missing: np.ndarray,
     given: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Check the values of an aggregate that a caller gave.
+    """Check the values of an aggregate that a caller passed.
 
     Args:
         column: The aggregate.
-        values: float64 [n].
-        missing: bool [n].
-        given: bool [n], which rows have a value; None if all have.
+        values: The values, float64 [n].
+        missing: Where they are missing, bool [n].
+        given: Which rows have the field, bool [n]; None if all have.
 
     Returns:
         The values, float64 [n]; NaN where missing.
 
     Raises:
-        InvalidRowError: There is one that the aggregate cannot have.
+        InvalidRowError: The aggregate cannot have a value.
     """
     assert column.aggregate is not None
     kind = column.aggregate.kind
@@ -304,27 +308,27 @@ def check_aggregate(
             row,
             column.name,
             f"{value!r}: expected {kind.unit}",
-            "correct it, or leave the field out for what the workflow knows",
+            "correct it, or remove the field to use the workflow's value",
         )
     return numbers
 
 
 def _convert(array: pa.Array | list, read: Read, separator: str, *, text: bool) -> Converted:
-    """Convert the different values of a field.
+    """Convert the distinct values of a field.
 
     Args:
         array: The values.
         read: How they are read.
-        separator: The character between the values of a list that is text.
-        text: Whether texts are fields of a text file, whatever the column holds.
+        separator: The character between the values of a list in text.
+        text: Whether texts are parsed like fields of a text file, whatever the raw type.
 
     Raises:
-        SchemaError: The array is of another type.
-        InvalidRowError: A value is of a type that the column does not hold.
+        SchemaError: The type of the array does not fit.
+        InvalidRowError: The type of a value does not fit.
     """
     if isinstance(array, list):
         return convert_values(array, read, text=text)
-    if read.multi_hot and is_text(array.type):  # lists as a text file has them
+    if read.multi_hot and is_text(array.type):  # lists as in a text file
         return convert_lists(to_text_fields(array), read, separator)
     if text and RAW_TYPES[read.raw].is_text and pa.types.is_floating(array.type):
         return convert_values(array.to_pylist(), read, text=text)
@@ -336,7 +340,7 @@ def _convert(array: pa.Array | list, read: Read, separator: str, *, text: bool) 
 
 
 def _check_kind(array: pa.Array, read: Read) -> None:
-    """Raise SchemaError for numbers in a column of texts: how the log writes them is not known."""
+    """Raise SchemaError for numbers in a column of strings, whose form in the log is unknown."""
     held = array.type
     if is_list(held):
         held = held.value_type

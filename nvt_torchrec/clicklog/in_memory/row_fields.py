@@ -1,7 +1,7 @@
-"""The fields of rows in memory by name, whatever form the rows have.
+"""Access to the fields of rows in memory by name, whatever form the rows have.
 
 Rows are dicts, or columns: a frame, a table, a dict of arrays or lists. A field ``OBJECT.FIELD``
-may be in an object of the row, and all rows may share fields, which are read once.
+may be in an object of the row. All rows may share fields, which are read only once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nvt_torchrec.clicklog.in_memory.python_values import times_to_arrow
 from nvt_torchrec.clicklog.in_memory.value_errors import (
     InvalidRowError,
     MissingColumnError,
-    no_such_key,
+    make_missing_key_error,
 )
 from nvt_torchrec.clicklog.text.convert import to_fields
 from nvt_torchrec.clicklog.text.remedies import suggest_column
@@ -36,7 +36,7 @@ class RowField:
     """A field of ``n`` rows.
 
     Attributes:
-        values: Its different values [m], or one for each row.
+        values: The distinct values [m], or one value for each row.
         index: int64 [n], the index of each row's value, -1 for rows without the field. None if
             there is a value for each row.
     """
@@ -55,12 +55,12 @@ class RowField:
         """Return the field with the value None in rows that lack it."""
         if self.index is None or not len(self.lacks):
             return self
-        assert isinstance(self.values, list)  # rows that are columns all have a field, or none has
+        assert isinstance(self.values, list)  # in columns, either all rows have a field, or none
         index = np.where(self.index < 0, len(self.values), self.index)
         return RowField([*self.values, None], index)
 
     def get_row(self, position: int) -> int:
-        """Return the first row that has the value at a position."""
+        """Return the first row with the value at a position in ``values``."""
         return position if self.index is None else int(np.argmax(self.index == position))
 
 
@@ -68,10 +68,10 @@ class RowFields(abc.ABC):
     """The fields of rows.
 
     Attributes:
-        rows: How many rows there are.
-        shared: Fields for all rows that do not have them themselves.
-        has_text: Whether texts are read like fields of a text file, whatever the column holds, as
-            in frames.
+        rows: The number of rows.
+        shared: The fields of all rows that do not have them themselves.
+        has_text: Whether texts are parsed like fields of a text file, whatever the raw type, as in
+            frames.
     """
 
     rows: int
@@ -81,15 +81,15 @@ class RowFields(abc.ABC):
     @property
     @abc.abstractmethod
     def row_names(self) -> set[str]:
-        """The names of all fields of rows, without shared ones."""
+        """The names of all fields of the rows themselves, without shared fields."""
 
     @abc.abstractmethod
     def _find_own(self, name: str) -> RowField | None:
-        """Return a field of rows; None if no row has it."""
+        """Return a field of the rows themselves; None if no row has it."""
 
     @abc.abstractmethod
     def missing(self, names: Sequence[str]) -> MissingColumnError:
-        """Return the error for fields that a row lacks."""
+        """Return the error about fields that a row lacks."""
 
     @property
     def names(self) -> set[str]:
@@ -97,14 +97,14 @@ class RowFields(abc.ABC):
         return self.row_names | self.shared.keys()
 
     def find(self, name: str) -> RowField | None:
-        """Return a field, that of the row before the shared one; None if no row has it.
+        """Return a field, preferring the row's own over the shared one; None if no row has it.
 
         Args:
-            name: Its name, or ``OBJECT.FIELD``.
+            name: The name of the field, or ``OBJECT.FIELD``.
 
         Raises:
-            SchemaError: It is not a column.
-            InvalidRowError: A row has something else than an object.
+            SchemaError: The field is not a valid column.
+            InvalidRowError: The OBJECT of a row is not an object.
         """
         own = self._find_own(name)
         if own is not None and (own.index is None or not len(own.lacks)):
@@ -121,7 +121,7 @@ class RowFields(abc.ABC):
         return dataclasses.replace(own.fill(), values=[*own.values, value])
 
     def error(self, name: str, reason: str, remedy: str) -> InvalidRowError | SchemaError:
-        """Return the error of a field that must not be there; names the first row that has it."""
+        """Return the error about a field that is not allowed; it names the first row with it."""
         field = self.find(name)
         if isinstance(self, DictRows) and name not in self.shared and field is not None:
             row = 0 if field.index is None else int(np.argmax(field.index >= 0))
@@ -143,7 +143,7 @@ class DictRows(RowFields):
         return set().union(*self._rows)
 
     def _find_own(self, name: str) -> RowField | None:
-        try:  # nearly always all rows have it
+        try:  # usually all rows have the field
             return RowField([row[name] for row in self._rows])
         except KeyError:
             pass
@@ -164,7 +164,7 @@ class DictRows(RowFields):
     def missing(self, names: Sequence[str]) -> MissingColumnError:
         """See :meth:`RowFields.missing`."""
         field = self.find(names[0])
-        return no_such_key(0 if field is None else int(field.lacks[0]), names[0])
+        return make_missing_key_error(0 if field is None else int(field.lacks[0]), names[0])
 
 
 class ColumnRows(RowFields):
@@ -197,14 +197,14 @@ class ColumnRows(RowFields):
         for name in self._sources:
             if counts[name] > 1:
                 raise SchemaError(
-                    f"column {name} is there {counts[name]} times",
-                    "rename or drop all of them but the one that is to be read",
+                    f"there are {counts[name]} columns {name}",
+                    "rename or drop all but one of them",
                 )
         self._arrays: dict[str, pa.Array | list] = {}
         self.rows = self._count_rows(columns)
 
     def _count_rows(self, columns: Any) -> int:
-        """Return the number of rows. Raises SchemaError if columns that are read differ in it."""
+        """Return the number of rows. Raises SchemaError if the columns to read differ in length."""
         if isinstance(columns, pa.Table | pa.RecordBatch):
             return columns.num_rows
         if not isinstance(columns, Mapping):
@@ -215,7 +215,7 @@ class ColumnRows(RowFields):
             if count != counts[read[0]]:
                 raise SchemaError(
                     f"column {name} has {count} rows, column {read[0]} {counts[read[0]]}",
-                    "give each row a value: null where it is missing",
+                    "give each row a value, null for a missing one",
                 )
         return counts[read[0]] if read else 0
 
@@ -224,7 +224,7 @@ class ColumnRows(RowFields):
         if len(self._array(name)) != self.rows:
             raise SchemaError(
                 f"column {name} has {len(self._array(name))} rows, the others have {self.rows}",
-                "give each row a value: null where it is missing; or share one value for all rows",
+                "give each row a value, null for a missing one; or share one value for all rows",
             )
 
     @property
@@ -233,7 +233,7 @@ class ColumnRows(RowFields):
         return self._names
 
     def _array(self, name: str) -> pa.Array | list:
-        """Return the values of a column, which are converted once."""
+        """Return the values of a column, converting them only once."""
         if name not in self._arrays:
             self._arrays[name] = to_values(self._get(name), name, times=name in self._times)
         return self._arrays[name]
@@ -277,11 +277,11 @@ def open_rows(
 
     Args:
         rows: Dicts, or columns.
-        reads: What is read of them: columns whose lengths must be the same.
-        shared: Fields of all rows that have none of their own.
+        reads: The columns to read, whose lengths must be the same.
+        shared: The fields of all rows that do not have them themselves.
 
     Raises:
-        SchemaError: Rows are of another type, or columns are of different lengths.
+        SchemaError: The rows have another type, or columns have different lengths.
     """
     if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
         return DictRows(rows, shared or {})
@@ -294,12 +294,12 @@ def open_rows(
 
 
 def _read_stream(columns: Any) -> Any:
-    """Return what an Arrow stream holds as a table; other rows as they are.
+    """Read an Arrow stream, such as a Polars frame, to a table; return other rows unchanged.
 
-    Frames of pandas are read by their columns, whose types say what is missing.
+    pandas frames are returned unchanged: the types of their columns show which values are missing.
 
     Raises:
-        SchemaError: It is a query of Polars that has not run.
+        SchemaError: The rows are a Polars query that has not run.
     """
     if type(columns).__name__ == "LazyFrame":
         what = f"rows of type {type(columns).__module__.partition('.')[0]}.LazyFrame"
@@ -312,10 +312,10 @@ def _read_stream(columns: Any) -> Any:
 
 
 def get_inner(value: Any, outer: str, inner: str, *, row: int) -> Any:
-    """Return a field of an object; None where either is missing.
+    """Return a field of an object; None if either is missing.
 
     Raises:
-        InvalidRowError: The value is no object.
+        InvalidRowError: The value is not an object.
     """
     if isinstance(value, Mapping):
         return value.get(inner)
@@ -343,7 +343,7 @@ def to_values(values: Any, name: str, *, times: bool) -> pa.Array | list:
             f"column {name}: {values!r:.60} is not a column",
             "pass rows as a list of dicts, or columns as a dict of arrays",
         )
-    if hasattr(values, "to_arrow"):  # Polars, and cuDF, whose series no NumPy array can be made of
+    if hasattr(values, "to_arrow"):  # Polars; and cuDF, whose series cannot become NumPy arrays
         return to_values(values.to_arrow(), name, times=times)
     if isinstance(getattr(values, "dtype", None), np.dtype):  # pandas
         return to_values(np.asarray(values), name, times=times)
@@ -355,7 +355,7 @@ def to_values(values: Any, name: str, *, times: bool) -> pa.Array | list:
 
 
 def _read_objects(values: list) -> pa.Array | list:
-    """Return an Arrow array if all values are texts or missing, as pandas holds text."""
+    """Return an Arrow array if all values are strings or missing, as in pandas' object columns."""
     kinds = set(map(type, values))
     if str not in kinds or kinds - {str, float, type(None)}:
         return values

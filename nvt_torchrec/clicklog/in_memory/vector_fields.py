@@ -1,4 +1,4 @@
-"""Fields of rows in memory that hold vectors themselves, in the place of those of a table."""
+"""Vectors that rows in memory hold themselves, instead of those from a table."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.feature_spec.vector_columns import VectorColumn
 from nvt_torchrec.formats.given_vectors import GivenVectors
 
-#: The types of single numbers. A bool is none: in Python, it is an integer.
+#: The types of numbers. bool is excluded separately, because it is a subclass of int.
 _NUMBERS = int | float | np.integer | np.floating
 _USUAL_NUMBERS = {int, float}
-_LEAVE_OUT = "or leave the field out of all rows, for the vectors that the workflow has"
+_LEAVE_OUT = "or remove the field from all rows to use the vectors of the workflow"
 
 
 class VectorFields:
     """Reads the vectors that rows hold.
 
-    A value is a list of ``width`` finite numbers; a null or an empty list stands for a missing
-    vector. Values are rounded as the workflow stores them, so that a vector from the table and the
-    same one from the caller give the same score.
+    A value is a list of ``width`` finite numbers; null or an empty list is a missing vector. Values
+    are rounded to the dtype in which the workflow stores them, so that a vector gives the same
+    score whether it comes from the table or from the caller.
 
     Args:
         vectors: The vectors of the workflow.
@@ -47,10 +47,10 @@ class VectorFields:
         """Return the vectors that rows hold, by name.
 
         Raises:
-            MissingColumnError: Some rows have the field and others have not.
-            SchemaError: A column is of another type.
-            InvalidRowError: A value is not a list of as many numbers, or a number is not finite or
-                too large.
+            MissingColumnError: Some rows have the field, but not all.
+            SchemaError: The type of a column does not fit.
+            InvalidRowError: A value is not a list of ``width`` numbers, or a number is not finite
+                or too large.
         """
         if not self._vectors:
             return {}
@@ -79,7 +79,7 @@ def _read_vectors(field: RowField, vector: VectorColumn, rows: int) -> GivenVect
                 vectors.append(numbers)
     else:
         vectors, has_vector = reader.read_arrow(field.values)
-    # The first one stands for all that are missing: a request of many nulls takes no memory.
+    # The first vector stands for all missing ones, so that many nulls take no memory.
     values = np.zeros((1 + len(vectors), vector.width + 1), np.float32)
     values[1:, -1] = 1
     if len(vectors):
@@ -89,21 +89,21 @@ def _read_vectors(field: RowField, vector: VectorColumn, rows: int) -> GivenVect
 
 
 class _VectorReader:
-    """Converts the values of a field; its errors name the first row that has a wrong one."""
+    """Converts the values of a field; its errors name the first row that has a wrong value."""
 
     def __init__(self, field: RowField, vector: VectorColumn) -> None:
         self._field = field
         self._vector = vector
 
     def read_value(self, position: int, value: Any) -> np.ndarray | None:
-        """Return the numbers of a Python value, float32 [width]; None where it is missing."""
+        """Return the numbers of a Python value, float32 [width]; None if it is missing."""
         is_sequence = isinstance(value, list | tuple | np.ndarray)
         if not is_sequence and is_missing(value):
             return None
         if not is_sequence and hasattr(value, "__array__") and not isinstance(value, np.generic):
             value = np.asarray(value)  # a tensor or a series
         if isinstance(value, np.ndarray) and value.ndim == 1:
-            # an array of objects holds Python's values
+            # the items of an object array are Python values
             items = value.tolist() if value.dtype == object else value
         elif isinstance(value, list | tuple):
             items = value
@@ -120,12 +120,12 @@ class _VectorReader:
             self._check_items(position, items)
         try:
             numbers = np.array(items, np.float64)
-        except OverflowError:  # an integer beyond all floats
+        except OverflowError:  # an integer that is too large for any float
             raise self._error(position, f"a number beyond {self._vector.dtype}") from None
         return self._round(numbers[np.newaxis], np.array([position]))[0]
 
     def _check_items(self, position: int, items: Sequence[Any]) -> None:
-        """Raise InvalidRowError if an item is no number."""
+        """Raise InvalidRowError if an item is not a number."""
         for number, item in enumerate(items):
             if isinstance(item, bool | np.bool_) or not isinstance(item, _NUMBERS):
                 raise self._error(
@@ -133,10 +133,10 @@ class _VectorReader:
                 )
 
     def read_arrow(self, array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """Return the vectors of an Arrow array.
+        """Return the vectors of an Arrow array [n].
 
         Returns:
-            float32 [vectors, width]; and bool [n], which values of the array are one.
+            The vectors, float32 [vectors, width]; and which values have one, bool [n].
         """
         width = self._vector.width
         kind = array.type
@@ -170,13 +170,13 @@ class _VectorReader:
         return self._round(to_numpy(items).reshape(-1, width), positions), lengths > 0
 
     def _round(self, numbers: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return numbers as they are stored, float32 [vectors, width].
+        """Round numbers to the stored dtype; float32 [vectors, width].
 
         Args:
-            numbers: Of any type, [vectors, width].
+            numbers: Numbers of any type, [vectors, width].
             positions: The position of each vector, for errors.
         """
-        with np.errstate(over="ignore"):  # becomes infinite, which is refused here
+        with np.errstate(over="ignore"):  # too large numbers become infinite, and are refused below
             rounded = numbers.astype(self._vector.dtype)
         is_wrong = ~np.isfinite(rounded)
         if is_wrong.any():
@@ -194,7 +194,7 @@ class _VectorReader:
     @property
     def _remedy(self) -> str:
         source = f"as in column {self._vector.column} of table {self._vector.table}"
-        return f"pass {self._expected}, {source}, or null where there is none; {_LEAVE_OUT}"
+        return f"pass {self._expected}, {source}, or null for a missing vector; {_LEAVE_OUT}"
 
     def _error(self, position: int, reason: str) -> InvalidRowError:
         row = self._field.get_row(position)

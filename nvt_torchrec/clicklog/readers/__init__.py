@@ -1,4 +1,4 @@
-"""Files to rows: the class that reads each format, and what it is made of."""
+"""Readers of the file formats: files to rows."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 from nvt_torchrec.base.versions import import_name
 
-#: By the name in a spec, the class, a :class:`.log_format.LogFormat`; or a module beside this one
-#: and the class, which is imported when a log is read. A format also needs a line in
-#: ``INPUT_FORMATS`` (:mod:`formats.feature_spec.file_formats`): what a spec must know of it.
+#: The readers by the name of the format in a spec: a subclass of :class:`.log_format.LogFormat`, or
+#: "MODULE:CLASS" in this package, which is imported when a log is read. A format also needs a line
+#: in ``INPUT_FORMATS`` (:mod:`formats.feature_spec.file_formats`), which specs use.
 READERS: dict[str, str | type] = {
     "tsv": "text_rows:Tsv",
     "csv": "text_rows:DelimitedText",
@@ -18,7 +18,7 @@ READERS: dict[str, str | type] = {
 
 
 def load_reader(name: str) -> Any:
-    """Return the class of a format. Raises ImportError if it needs a package that is missing."""
+    """Return the reader of a format. Raises ImportError if it needs a package that is missing."""
     reader = READERS[name]
     if isinstance(reader, type):
         return reader

@@ -1,4 +1,4 @@
-"""Find the files of a log: ``day_0``, numbered or dated files of a directory, or those of a glob.
+"""Find the files of a log: ``day_0``, numbered or dated files in a directory, or a glob's files.
 
 Paths may be local or remote.
 """
@@ -25,30 +25,32 @@ from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
 from nvt_torchrec.formats.splits import SPLITS
 
 _COMPRESSED_ENDING = r"\.(?:gz|bz2|xz|zst)"
-#: The first characters of names that are no data, such as ``_SUCCESS``.
+#: The first characters of names that are not data, such as ``_SUCCESS``.
 _HIDDEN = ("_", ".")
-#: The day of a file whose name says nothing, if it is the only one.
+#: The day of the only file of a log, if its name has no day.
 _DAY_0 = DayName("day", "day_", 0)
-#: How many files, or missing days, an error lists.
+#: The largest number of files, or missing days, that an error lists.
 _MAX_SHOWN = 6
 
-#: A file as fsspec describes it, and what its name says.
+#: A file as fsspec describes it, and the day in its name.
 _Named: TypeAlias = tuple[dict[str, Any], DayName]
 
 
 @dataclasses.dataclass(frozen=True)
 class DayFile:
-    """One file of a log: a day, unless rows are split otherwise.
+    """One file of a log, which is a day unless the rows are not split by days.
 
     Attributes:
-        day: Its number, from its name; of a dated file, the days since 1970-01-01.
-        path: Where its bytes are.
-        size: Bytes of the file as it is stored.
-        source: The file as the user knows it; ``path`` may be a decompressed copy.
-        modified: Seconds since 1970, or None if the file system does not report it.
+        day: The number in its name; for a dated file, the days since 1970-01-01.
+        path: The file that is read, which may be a decompressed copy.
+        size: The size of the file in bytes, as it is stored.
+        source: The file that the user passed, for errors.
+        modified: The time of the last change in seconds since 1970; None if the file system does
+            not report it.
         compressed: Whether the file must be decompressed before it can be cut into blocks.
-        title: How the user knows the day: its date, or the name of a numbered file; "" for others.
-        split: With a split by files, the one that this file is for.
+        title: The name of the day for users: its date, or the name of a numbered file; "" for
+            others.
+        split: With a split by files, the split that the file belongs to.
     """
 
     day: int
@@ -62,7 +64,7 @@ class DayFile:
 
     @property
     def name(self) -> str:
-        """The day as messages name it."""
+        """The name of the day in messages."""
         return self.title or f"day {self.day}"
 
 
@@ -74,27 +76,27 @@ def find_days(
     split: Split = BY_DAYS,
     without: Collection[str] = (),
 ) -> list[DayFile]:
-    """Return the files of a log by number; one file is a log of one day.
+    """Return the files of a log in the order of their numbers.
 
     The files of a directory are ``day_0``, ``day_1.tsv``, ``day_2.csv.gz``, ``day_3.parquet`` …;
-    or else numbered or dated: names with the same beginning, then a number or a date, such as
-    ``part-00017.csv`` or ``clicks-20241030.parquet``; or directories ``date=2024-10-30`` of one
-    file each. If the rows are not split by days, they may be any files below the directory.
+    or else numbered or dated: names with the same beginning followed by a number or a date, such as
+    ``part-00017.csv`` or ``clicks-20241030.parquet``; or directories ``date=2024-10-30`` with one
+    file each. If the rows are not split by days, all files below the directory are taken.
 
     Args:
         input_path: A directory, a glob such as ``RAW/part-*.csv``, or a file of any name, which is
-            day 0 unless its name says otherwise.
-        days: The days to take; None: all, between which no day may be missing.
-        after: Of a directory, take only this day, if it is there, and later ones, of which there
-            may be none; the next day must be the first of them. None: any days.
-        split: How the rows are split. If by files, only those that it names are taken, in natural
-            order. If not by days, the files of a glob may have any names, and are numbered in
-            natural order where these tell no number.
-        without: Paths of files that are no days, such as those of tables in the same directory.
+            day 0 unless its name has another day.
+        days: The days to take; None for all, without gaps.
+        after: For a directory, take only this day, if it exists, and later ones without a gap,
+            perhaps none. None to take all days.
+        split: How the rows are split. By files, only the files that it names are taken, in natural
+            order. If not by days, the files of a glob may have any names; those without a number
+            are numbered in natural order.
+        without: The paths of files that are not days, such as those of tables in the directory.
 
     Raises:
         BadInputError: There is no such directory, it has no days, their names are of several kinds,
-            or a day is missing, empty or there twice.
+            or a day is missing, empty or not unique.
     """
     if split.by == "files":
         return _find_files_of_splits(str(input_path), days, split)
@@ -122,14 +124,14 @@ def find_days(
         file = _make_day_file(filesystem, info, name)
         if file.day in files:
             raise BadInputError(
-                f"{file.name} is there twice: {files[file.day].path}, {file.path}", "remove one"
+                f"two files for {file.name}: {files[file.day].path}, {file.path}", "remove one"
             )
         files[file.day] = file
     if not files and not days and after is not None:
         return []
     if not files and not days:
         raise BadInputError(
-            f"{input_path}: no files day_0, day_1 … in it, and no numbered or dated ones",
+            f"{input_path}: no files day_0, day_1 … and no numbered or dated files",
             "make a log with `python -m etl synthesize`, or see README.md for the real one; name "
             "files such as part-0.csv or 2024-10-30.csv, pass one file, or, with a [split] by "
             f"share, column or time, a glob such as '{str(input_path).rstrip('/')}/*'",
@@ -142,13 +144,13 @@ def find_days(
 def _make_day_file(filesystem: Any, info: dict[str, Any], name: DayName) -> DayFile:
     """Return a file of a log. Raises BadInputError if it is empty or not a regular file."""
     path = _full_path(filesystem, info)
-    info = filesystem.info(info["name"])  # of the target, if it is a link
+    info = filesystem.info(info["name"])  # follows links
     title = name.prefix if name.kind == "natural" else format_day_title(path)
     compressed = re.search(f"{_COMPRESSED_ENDING}$", path) is not None
     file = DayFile(name.number, path, info["size"], path, info.get("mtime"), compressed, title)
     if not info["size"]:
         what = "empty file" if info["type"] == "file" else "not a regular file"
-        raise BadInputError(f"{path}: {what}", f"fetch {file.name} again, or leave it out")
+        raise BadInputError(f"{path}: {what}", f"fetch {file.name} again, or remove it")
     return file
 
 
@@ -162,11 +164,11 @@ def _check_gaps(
     """Check that no day is missing.
 
     Args:
-        files: The days that were chosen, by number.
-        names: The names of all days that there are.
-        days: The days that were asked for; None: all from the first one on.
-        after: The day after which all are wanted; None: any.
-        input_path: Names the log in errors.
+        files: The chosen days, by number.
+        names: The names of all days of the log.
+        days: The requested days; None for all from the first one on.
+        after: The day after which all days are needed; None without one.
+        input_path: The log, for errors.
 
     Raises:
         BadInputError: A day is missing.
@@ -178,7 +180,7 @@ def _check_gaps(
         expected = range(after + 1, max(files) + 1)
     else:
         expected = range(min(files, default=0), max(files) + 1)
-    # One digit too many in a name may leave a gap of millions: stop soon.
+    # An extra digit in a name can leave a gap of millions of days, so only a few are listed.
     absent = (day for day in expected if day not in files)
     missing = list(itertools.islice(absent, _MAX_SHOWN + 1))
     if not missing:
@@ -188,7 +190,7 @@ def _check_gaps(
     remedy = "add the files"
     present = {*files} or {other.number for other in names}
     if present:
-        remedy += f", or choose what is there with --days {name.format_flag(present)}"
+        remedy += f", or choose the existing days with --days {name.format_flag(present)}"
     raise BadInputError(f"{input_path}: missing {listed}", remedy)
 
 
@@ -203,10 +205,10 @@ def _match_files(filesystem: Any, pattern: str) -> list[dict[str, Any]]:
 
 
 def find_table(path: str) -> list[DayFile]:
-    """Return the files of a table that a path or a glob names, in natural order.
+    """Return the files of a table, given by a path or a glob, in natural order.
 
     Raises:
-        BadInputError: There is none, or one is empty.
+        BadInputError: There is no file, or a file is empty.
     """
     filesystem, root = find_filesystem(path)
     files = _match_files(filesystem, root)
@@ -235,10 +237,10 @@ def _full_path(filesystem: Any, info: dict[str, Any]) -> str:
 def _list_directory(
     filesystem: Any, root: str, input_path: str, split: Split, without: Collection[str]
 ) -> list[_Named]:
-    """Return the files of a directory that are days, with their names.
+    """Return the files of a directory that are days, with the days in their names.
 
-    If there are no ``day_0`` …, and rows are not split by days, these are all files with data below
-    it, however deep.
+    If there are no ``day_0`` …, and rows are not split by days, these are all data files below the
+    directory, at any depth.
     """
     days: list[_Named] = []
     others: list[_Named] = []
@@ -250,7 +252,7 @@ def _list_directory(
             if partition:
                 others.append((_find_only_file(filesystem, info["name"]), partition))
             continue
-        name = parse_day_name(_last_name(info))  # links are files too
+        name = parse_day_name(_last_name(info))  # files and links
         if name and name.kind == "day":
             days.append((info, name))
         elif name:
@@ -262,15 +264,15 @@ def _list_directory(
         return others
     files = []
     for info in filesystem.find(root, detail=True).values():
-        is_left_out = _full_path(filesystem, info) in without
-        if _is_data(info["name"].removeprefix(root)) and not is_left_out:
+        is_excluded = _full_path(filesystem, info) in without
+        if _is_data(info["name"].removeprefix(root)) and not is_excluded:
             files.append(info)
     files.sort(key=lambda info: make_natural_key(info["name"]))
     return _name_files(files, input_path, split) if files else []
 
 
 def _is_data(path: str) -> bool:
-    """Return whether a path below the input may be a file of the log, unlike ``_SUCCESS``."""
+    """Return whether a path below the input can be a file of the log; ``_SUCCESS`` cannot."""
     names = path.strip("/").split("/")
     if any(name.startswith(_HIDDEN) for name in names):
         return False
@@ -291,17 +293,17 @@ def _find_only_file(filesystem: Any, directory: str) -> dict[str, Any]:
     data = [info for info in files if not _last_name(info).startswith(_HIDDEN)]
     if len(data) != 1:
         raise BadInputError(
-            f"{directory}: {len(data)} files, where a day is one file",
+            f"{directory}: expected one file for a day, found {len(data)}",
             "join them; or split by share, column or time, which reads all files below the input",
         )
     return data[0]
 
 
 def _name_files(files: list[dict[str, Any]], input_path: str, split: Split) -> list[_Named]:
-    """Return files with what their names say, or numbered in this order.
+    """Return files with the days in their names, or numbered in this order.
 
     Raises:
-        BadInputError: Rows are split by days, and not all names tell a number or date of one kind.
+        BadInputError: Rows are split by days, and not all names have a number or date of one kind.
     """
     if not files:
         raise BadInputError(f"{input_path}: no file matches", "check the directory and the pattern")
@@ -330,7 +332,7 @@ def _name_files(files: list[dict[str, Any]], input_path: str, split: Split) -> l
 
 
 def _number_files(files: list[dict[str, Any]]) -> list[_Named]:
-    """Return files numbered in this order, whatever their names say."""
+    """Return files numbered in this order, whatever their names."""
     return [(info, DayName("natural", _last_name(info), i)) for i, info in enumerate(files)]
 
 
@@ -347,7 +349,7 @@ def _check_alike(named: list[_Named], input_path: str) -> None:
 
 
 def _list_some(names: list[str]) -> str:
-    """Return names as an error lists them, the first ones of many."""
+    """Format names for an error; only the first ones of many."""
     listed = ", ".join(names[:_MAX_SHOWN])
     return f"{listed} …" if len(names) > _MAX_SHOWN else listed
 
@@ -359,7 +361,8 @@ def _find_files_of_splits(
 
     Raises:
         SettingsError: Days were chosen.
-        BadInputError: There is no such directory, a pattern matches no file, or a file is for two.
+        BadInputError: There is no such directory, a pattern matches no file, or a file belongs to
+            two splits.
     """
     if days is not None:
         raise SettingsError(
@@ -368,7 +371,7 @@ def _find_files_of_splits(
     filesystem, root = find_filesystem(input_path)
     if not filesystem.isdir(root):
         raise BadInputError(
-            f"{input_path}: no directory, and the spec's split names files in one",
+            f"{input_path}: not a directory, but the split of the spec names files in one",
             "pass the directory of these files",
         )
     files: dict[str, DayFile] = {}
@@ -387,7 +390,7 @@ def _find_files_of_splits(
                 first = files.setdefault(file.path, dataclasses.replace(file, split=name))
                 if first.split != name:
                     raise BadInputError(
-                        f"{file.path}: is for {first.split} and for {name}",
+                        f"{file.path}: belongs to {first.split} and to {name}",
                         "make the patterns in the [split] of the spec exclude each other",
                     )
     ordered = sorted(

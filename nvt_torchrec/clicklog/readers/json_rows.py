@@ -1,6 +1,6 @@
-"""Read JSON lines, an object in each line, as columns of a feature spec.
+"""The JSON lines format, with one object per line.
 
-Lines become an Arrow table, whose columns are checked and converted as those of parquet are.
+Lines become an Arrow table, whose columns are checked and converted like those of parquet.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from nvt_torchrec.clicklog.text.remedies import suggest_column
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import BadRow, RawRows, add_bad_rows
 
-#: NaN and infinity as a value, which are no JSON.
+#: NaN and infinity as values, which JSON does not have.
 _CONSTANT = re.compile(rb"[:,\[]\s*-?(?:NaN|Inf)")
-#: How many keys, and characters of a line, an error shows.
+#: The largest numbers of keys, and of characters of a line, that an error shows.
 _MAX_LISTED = 20
 _MAX_SHOWN = 60
 
 
 def find_json_layout(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
-    """Return whether the rows of a file have labels, by its first lines.
+    """Derive from a file's first lines whether its rows have labels.
 
     Raises:
-        BadInputError: None of the lines is an object, or none has a column of the spec.
+        BadInputError: No line is an object, or none of them has one of the spec's columns.
     """
     lines = head[:HEAD_BYTES].split(b"\n")
-    lines = lines[:-1] or lines  # the last one may be cut
+    lines = lines[:-1] or lines  # the last line may be cut
     table, bad = read_lines(lines)
     if len(bad) == len(lines):
         raise BadInputError(
@@ -57,8 +57,8 @@ def find_json_layout(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
             hint = suggest_column(name, present, spec.sources(label=True))
             listed = ", ".join(present[:_MAX_LISTED])
             raise BadInputError(
-                f"{source}: no key {name} in its first rows, which have {listed}",
-                f"{hint}name the columns as in the file; where a value is mostly missing, write "
+                f"{source}: its first rows have no key {name}, but {listed}",
+                f"{hint}name the columns as in the file; if the values are mostly missing, write "
                 "null in one of these rows",
             )
     label = all(
@@ -70,10 +70,10 @@ def find_json_layout(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
 def parse_json(
     text: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, max_bad_rows: int
 ) -> RawRows:
-    """Parse whole lines; a key that is not there has no value.
+    """Parse whole lines; a missing key is a missing value.
 
     Raises:
-        BadInputError: A column is of another type than the spec says.
+        BadInputError: A column has another type than in the spec.
     """
     lines = bytes(text).removesuffix(b"\n").split(b"\n") if len(text) else []
     table, bad = read_lines(lines)
@@ -82,7 +82,7 @@ def parse_json(
         if find_type(table.schema, name) is None and name not in partition:
             table = table.append_column(name, pa.nulls(len(lines) - len(bad)))
     check_columns(table.schema, layout.source, spec, label=layout.label)
-    for row in reversed(bad):  # from the last one on, so that the numbers of others stay
+    for row in reversed(bad):  # from the last one on, so that the other indices stay valid
         del lines[row.line]
     rows = table_to_rows(
         table,
@@ -96,10 +96,10 @@ def parse_json(
 
 
 def read_lines(lines: list[bytes]) -> tuple[pa.Table, list[BadRow]]:
-    """Return the objects of lines as a table, and the lines that hold no object.
+    """Parse lines to a table of their objects, and the lines that are not objects.
 
-    If Arrow cannot parse them, because a line is no object or a key has values of several types,
-    Python does; values of several types, such as booleans and numbers, are texts then.
+    If Arrow cannot parse them, because a line is not an object or a key has values of several
+    types, Python does. Values of several types, such as booleans and numbers, become text.
     """
     table = _read_with_arrow(b"\n".join(lines))
     if table is not None and len(table) == len(lines):
@@ -126,12 +126,12 @@ def read_lines(lines: list[bytes]) -> tuple[pa.Table, list[BadRow]]:
 
 
 def _read_with_arrow(text: bytes) -> pa.Table | None:
-    """Return lines as a table in which times are texts; None if Arrow cannot parse them."""
-    # Arrow would take NaN and infinity. The pattern is slow: it is tried only where it may match.
+    """Parse lines to a table in which times are text; None if Arrow cannot parse them."""
+    # Arrow would accept NaN and infinity. The pattern is slow, so it is tried only if needed.
     if (b"NaN" in text or b"Inf" in text) and _CONSTANT.search(text):
         return None
     reading = pj.ReadOptions(use_threads=False, block_size=len(text) + 1)
-    schema = None  # which Arrow infers first
+    schema = None  # Arrow infers it at first
     try:
         while True:
             parsing = pj.ParseOptions(explicit_schema=schema)
@@ -140,12 +140,12 @@ def _read_with_arrow(text: bytes) -> pa.Table | None:
             schema = pa.schema(fields)
             if schema == table.schema:
                 return table
-    except ValueError:  # also Arrow's errors, and a key that is not UTF-8
+    except ValueError:  # includes Arrow's errors, and keys that are not UTF-8
         return None
 
 
 def _replace_times(held: pa.DataType) -> pa.DataType:
-    """Return a type with texts instead of times, for which Arrow takes texts that look so."""
+    """Return a type with strings instead of times, which Arrow infers from texts that look so."""
     if pa.types.is_timestamp(held):
         return pa.string()
     if pa.types.is_list(held):
@@ -156,9 +156,9 @@ def _replace_times(held: pa.DataType) -> pa.DataType:
 
 
 def _make_array(values: list[Any]) -> pa.Array:
-    """Return the values of a key; as texts, where they are of several types."""
+    """Return the values of a key, as text if they have several types."""
     kinds = {type(value) for value in values} - {type(None)}
-    has_mixed_booleans = bool in kinds and len(kinds) > 1  # Arrow would take some of them for 1
+    has_mixed_booleans = bool in kinds and len(kinds) > 1  # Arrow would convert true to 1
     if not has_mixed_booleans:
         with contextlib.suppress(pa.ArrowException, OverflowError, UnicodeEncodeError):
             return pa.array(values)
@@ -168,12 +168,12 @@ def _make_array(values: list[Any]) -> pa.Array:
             texts.append(None)
             continue
         text = value if isinstance(value, str) else json.dumps(value)
-        texts.append(text.encode("utf-8", "surrogatepass"))  # half a pair is reported as a bad row
+        texts.append(text.encode("utf-8", "surrogatepass"))  # a lone surrogate makes a bad row
     return pa.array(texts)
 
 
 class JsonLines(TextFormat):
-    """An object in each line."""
+    """JSON lines."""
 
     find_layout = staticmethod(find_json_layout)
     parse = staticmethod(parse_json)  # type: ignore[assignment]

@@ -21,9 +21,9 @@ from nvt_torchrec.formats.feature_spec import InputFormat
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 #: The first bytes of a parquet file.
 PARQUET_MAGIC = b"PAR1"
-#: How many bytes are read at once to look for a line end, where a line is long.
+#: The number of bytes that are read at once to find the end of a long line.
 _SCAN_BYTES = 8 << 20
-#: How many bytes are read first: nearly every line ends within them.
+#: The number of bytes that are read at first; nearly every line ends within them.
 _LINE_BYTES = 64 << 10
 
 
@@ -31,7 +31,7 @@ def read_bytes(path: str, begin: int, end: int) -> bytes:
     """Read the bytes ``[begin, end)``. Raises :class:`BadInputError` if the file is shorter."""
     data = read_at_most(path, begin, end)
     if len(data) != end - begin:
-        raise _shrank(path, begin + len(data), end)
+        raise _make_shrunk_error(path, begin + len(data), end)
     return data
 
 
@@ -52,7 +52,7 @@ def read_into(path: str, begin: int, end: int, buffer: memoryview) -> None:
         file.seek(begin)
         filled = fill(file, buffer[: end - begin])
     if filled < end - begin:
-        raise _shrank(path, begin + filled, end)
+        raise _make_shrunk_error(path, begin + filled, end)
 
 
 @contextlib.contextmanager
@@ -65,8 +65,8 @@ def _open(path: str) -> Iterator[IO[bytes]]:
         raise BadInputError(f"{path}: cannot be read: {error}") from error
 
 
-def _shrank(path: str, size: int, wanted: int) -> BadInputError:
-    """Return the error of a file that has ``size`` bytes instead of ``wanted`` ones."""
+def _make_shrunk_error(path: str, size: int, wanted: int) -> BadInputError:
+    """Return the error about a file that has ``size`` bytes instead of ``wanted``."""
     return BadInputError(
         f"{path}: {size} bytes instead of {wanted}: the file shrank while it was read",
         "start again when no program writes to it",
@@ -93,19 +93,19 @@ def read_chunks(
             size=end - begin,
         )
         if file.tell() < end:
-            raise _shrank(path, file.tell(), end)
+            raise _make_shrunk_error(path, file.tell(), end)
 
 
 def cut_lines(path: str, begin: int, end: int, block_bytes: int) -> list[tuple[int, int]]:
     """Cut ``[begin, end)`` (whole lines) into ranges of about ``block_bytes``.
 
     Each cut is the first line end at or after a multiple of ``block_bytes``, so that a range does
-    not depend on the ranges before it. A longer line makes its range longer; no byte is read twice.
+    not depend on previous ranges. A long line makes its range longer; no byte is read twice.
     """
     cuts = [begin]
     with _open(path) as file:
         for nominal in range(begin + block_bytes, end, block_bytes):
-            if nominal > cuts[-1]:  # else a long line ends behind it
+            if nominal > cuts[-1]:  # otherwise a long line ends after it
                 cuts.append(_find_line_end(file, nominal - 1, end))
     if cuts[-1] != end:
         cuts.append(end)
@@ -143,7 +143,7 @@ def read_stream(path: str, chunk_bytes: int) -> Iterator[bytes]:
 def stream_chunks(path: str, chunk_bytes: int, text: InputFormat) -> Iterator[memoryview]:
     """Read the lines of a file in chunks, decompressed; see :func:`split_chunks`.
 
-    What is before the header or the first row is left out.
+    The lines before the header or the first row are skipped.
 
     Raises:
         BadInputError: As :func:`read_stream`.
@@ -156,7 +156,7 @@ def stream_chunks(path: str, chunk_bytes: int, text: InputFormat) -> Iterator[me
 
 
 def find_preamble(path: str, text: InputFormat) -> tuple[int, int]:
-    """Return how many bytes and lines of a file come before its header or its first row.
+    """Return the number of bytes and of lines before the header or the first row of a file.
 
     Raises:
         BadInputError: As :func:`read_stream`.
@@ -166,22 +166,23 @@ def find_preamble(path: str, text: InputFormat) -> tuple[int, int]:
 
 
 def find_text_end(path: str, begin: int, end: int) -> int:
-    """Return where the empty lines begin with which the bytes ``[begin, end)`` end.
+    """Return the offset of the empty lines at the end of the bytes ``[begin, end)``.
 
-    More of them than anybody writes, :data:`_SCAN_BYTES`, are rows.
+    Only the last :data:`_SCAN_BYTES` are searched. If they are all empty lines, these count as
+    rows.
 
     Raises:
         BadInputError: The file cannot be read.
     """
     scanned = max(begin, end - _SCAN_BYTES)
     kept = drop_empty_lines(read_at_most(path, scanned, end))
-    if not kept and scanned > begin:  # nothing but empty lines, and perhaps more before them
+    if not kept and scanned > begin:  # all empty, and there may be more empty lines before them
         return end
     return scanned + kept
 
 
 def drop_empty_lines(text: bytes | memoryview) -> int:
-    """Return where the empty lines begin with which whole lines end."""
+    """Return the offset of the empty lines at the end of a text of whole lines."""
     whole = bytes(text)
     if not whole.endswith(b"\n"):
         return len(whole)
@@ -193,7 +194,8 @@ def skip_preamble(file: IO[bytes], skip_lines: int, comment: str = "") -> tuple[
     """Skip a byte order mark, ``skip_lines`` lines, and then those that begin with ``comment``.
 
     Returns:
-        The bytes read beyond them, how many bytes came before, and how many lines were skipped.
+        The bytes that were read after them, the number of bytes before these, and the number of
+        skipped lines.
     """
     begin = 0
     lines = 0
@@ -220,7 +222,7 @@ def _stream(path: str) -> Iterator[IO[bytes]]:
     kind = infer_compression(path)
     try:
         with open_input(path) as file:
-            if path.endswith(".zst"):  # fsspec needs a further package for it, Arrow does not
+            if path.endswith(".zst"):  # fsspec needs an additional package for it, Arrow does not
                 with pa.CompressedInputStream(file, "zstd") as stream:
                     yield io.BufferedReader(stream)
             elif kind is None:
@@ -236,7 +238,7 @@ def _stream(path: str) -> Iterator[IO[bytes]]:
         raise BadInputError(f"{path}: a directory", "pass one of its files") from None
     except (EOFError, OSError, ValueError, lzma.LZMAError, zlib.error) as error:
         raise BadInputError(
-            f"{path}: truncated, or not of the type its name says: {error}", "fetch it again"
+            f"{path}: truncated, or not of the type in its name: {error}", "fetch it again"
         ) from error
 
 
@@ -253,20 +255,20 @@ def split_chunks(
     """Yield the rest of a file in chunks of whole lines, read-only.
 
     Args:
-        file: Read from its current position on, each byte once.
-        chunk_bytes: About how long a chunk is.
-        limit: Bytes that a line may have, without its end.
-        source: Names the file in errors.
+        file: The file; it is read from its current position on, each byte once.
+        chunk_bytes: The approximate size of a chunk.
+        limit: The largest length of a line in bytes, without its line break.
+        source: The name of the file in errors.
         begin: The position of ``head`` in the file, for errors.
-        size: How many bytes to read at most: whole lines. None: up to the end of the file.
-        head: Bytes that were read already and come before the rest of the file.
+        size: The number of bytes to read, which are whole lines; None for all.
+        head: Bytes that were read before, and come before the rest of the file.
 
     Raises:
         BadRowError: A line is longer than ``limit``.
     """
     rest = memoryview(head)  # the beginning of a line whose end has not been read
     while True:
-        # If a line is longer than a chunk, chunks double, so that it is not copied again and again.
+        # If a line is longer than a chunk, the chunk size doubles, to limit how often it is copied.
         wanted = max(chunk_bytes, len(rest))
         if size is not None:
             wanted = min(wanted, size)
@@ -287,15 +289,15 @@ def split_chunks(
 
 def _check_lines(buffer: bytearray, stop: int, limit: int, source: str, begin: int) -> None:
     """Check that no line before ``stop`` is longer than ``limit``; see :func:`split_chunks`."""
-    checked = 0  # no line before this byte is longer
+    checked = 0  # no line before this byte is too long
     while stop - checked > limit:
-        # The last newline within the limit, not the first: that takes a step for ``limit`` bytes
-        # instead of one for each line.
+        # Search for the last newline within the limit, not the first one: that takes one step for
+        # about ``limit`` bytes instead of one for each line.
         newline = buffer.rfind(b"\n", checked, checked + limit + 1)
         if newline < 0:
             raise BadRowError(
-                f"{source}: a line that does not end within {limit:,} bytes from byte "
-                f"{begin + checked:,} on",
+                f"{source}: the line at byte {begin + checked:,} does not end within {limit:,} "
+                "bytes",
                 "truncate the file there if a crash left such an end, or set a larger max_line_kb "
                 "in [input] of the spec",
             )
@@ -303,7 +305,7 @@ def _check_lines(buffer: bytearray, stop: int, limit: int, source: str, begin: i
 
 
 def fill(file: Any, view: memoryview) -> int:
-    """Read until a buffer is full or the file has ended; return how many bytes."""
+    """Read until a buffer is full or the file ends; return the number of bytes."""
     filled = 0
     while filled < len(view):
         count = file.readinto(view[filled:])

@@ -1,8 +1,8 @@
-"""A format of raw files is one class: what it is asked for a file, a block and a stream of rows.
+"""The base class of file formats, which read files, blocks and streams of rows.
 
-Rows are addressed by positions in their file: bytes of text, numbers of rows in a table. Only the
-class knows which. A :class:`Block` is a range of whole rows, so every reader divides a log into the
-same blocks. :data:`clicklog.readers.READERS` is the registry.
+Rows are addressed by positions in their file: byte offsets in text, row numbers in tables. Only the
+format knows which. A :class:`Block` is a range of whole rows, so every reader divides a log into
+the same blocks. :data:`clicklog.readers.READERS` is the registry.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Block:
     """A range of whole rows of a file.
 
     Attributes:
-        path: Of the file.
+        path: The path of the file.
         begin: The position of the first row.
-        end: The position at which the last row ends.
-        source: Names the file in errors.
-        times: If given, a row is malformed whose event happened before the first or not before the
-            second of these times, in microseconds since 1970 UTC.
+        end: The position after the last row.
+        source: The name of the file in errors.
+        times: The half-open range of times, in microseconds since 1970 UTC, outside of which rows
+            are malformed; None for any times.
     """
 
     path: str
@@ -49,11 +49,11 @@ class OpenDay:
     """A day whose header or footer has been read, to be cut into blocks.
 
     Attributes:
-        format: Reads it.
-        file: The day; not compressed.
+        format: The format that reads the day.
+        file: The day, which is not compressed.
         label: Whether its rows have a label.
         begin: The position of its first row.
-        end: Where the last row ends.
+        end: The position after its last row.
     """
 
     format: LogFormat
@@ -67,7 +67,7 @@ class OpenDay:
         return self.format.count_rows(self.file.path, self.begin, end)
 
     def find_row(self, row: int, end: int) -> int:
-        """Return where row ``row`` (from 0) begins; ``end`` if there are fewer rows."""
+        """Return the position of row ``row`` (from 0); ``end`` if there are fewer rows."""
         return self.format.find_row(self.file.path, row, self.begin, end)
 
     def cut(self, begin: int, end: int, block_bytes: int) -> list[Block]:
@@ -80,11 +80,11 @@ class OpenDay:
 
 @dataclasses.dataclass(frozen=True)
 class UnparsedRows(abc.ABC):
-    """Some rows of a log that have been read but not parsed, which threads can do.
+    """Rows of a log that have been read but not parsed, so that threads can parse them.
 
     Attributes:
-        format: Reads them.
-        path: Of the file.
+        format: The format that parses them.
+        path: The path of the file.
         first: The number of the first row, from 0; a header is not a row.
         label: Whether the rows have a label.
     """
@@ -101,7 +101,7 @@ class UnparsedRows(abc.ABC):
 
     @property
     def first_line(self) -> int:
-        """The number of the first row as messages count it; see :meth:`LogFormat.first_line`."""
+        """The line number of the first row in messages; see :meth:`LogFormat.first_line`."""
         return self.first + 1
 
     def drop_label(self) -> UnparsedRows:
@@ -109,14 +109,14 @@ class UnparsedRows(abc.ABC):
         return dataclasses.replace(self, label=False)
 
     def parse(self, *, reject: bool = False) -> RawRows:
-        """Parse the rows; line numbers count from ``first``.
+        """Parse the rows.
 
         Args:
-            reject: Leave bad rows out instead of raising :class:`BadRowError`.
+            reject: Whether to leave bad rows out instead of raising :class:`BadRowError`.
         """
         rows = self.parse_all(max_bad_rows=UNLIMITED if reject else 0)
         if rows.bad_count and not reject:
-            raise self.format.bad_row_error(rows, self.path, self.first_line)
+            raise self.format.make_bad_row_error(rows, self.path, self.first_line)
         return rows
 
     @abc.abstractmethod
@@ -124,7 +124,7 @@ class UnparsedRows(abc.ABC):
         """Parse the rows, however many of them are bad.
 
         Args:
-            max_bad_rows: All bad rows are described if there are no more than these.
+            max_bad_rows: If there are more bad rows, only the first ones are described.
         """
 
     @abc.abstractmethod
@@ -135,7 +135,7 @@ class UnparsedRows(abc.ABC):
     def columns(
         self, names: Sequence[str], lines: np.ndarray
     ) -> dict[str, pa.Array | pa.ChunkedArray]:
-        """Return columns of the rows ``lines`` (from 0) as they stand in the file, by name."""
+        """Return unparsed columns, by name, of the rows with these indices ``lines`` (from 0)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +144,8 @@ class Sample:
 
     Attributes:
         table: The rows.
-        whole: Whether they are all rows of the file.
-        malformed: How many rows could not be read.
+        whole: Whether the file has no other rows.
+        malformed: The number of rows that could not be read.
     """
 
     table: pa.Table
@@ -157,7 +157,7 @@ class LogFormat(abc.ABC):
     """Reads files of one format as the columns of a spec.
 
     Attributes:
-        by_rows: Whether positions are numbers of rows; otherwise they are bytes.
+        by_rows: Whether positions are row numbers; otherwise they are byte offsets.
     """
 
     by_rows: ClassVar[bool] = False
@@ -174,12 +174,12 @@ class LogFormat(abc.ABC):
 
     @classmethod
     def sample(cls, path: str, head: bytes, maximum: int) -> Sample:
-        """Read the first rows of a file that is recognized.
+        """Read the first rows of a file that :meth:`recognizes` accepted.
 
         Args:
-            path: Of the file.
-            head: Whole lines from its beginning, of text.
-            maximum: How many rows to read at most.
+            path: The path of the file.
+            head: For text, whole lines from its beginning.
+            maximum: The largest number of rows to read.
         """
         raise NotImplementedError
 
@@ -194,18 +194,18 @@ class LogFormat(abc.ABC):
         remedy = "correct the names in the spec, or pass data with labels to train on"
         if any(f"/{name}=" in source for name in lacking):
             remedy = (
-                "convert it to parquet: for text, values in the names of directories are not read "
-                "as columns"
+                "convert it to parquet: values in the names of directories are not read as columns "
+                "of text"
             )
         what = f"{source}: rows without {', '.join(lacking)}, which training reads"
         raise BadRowError(what, remedy)
 
-    def bad_row_error(self, rows: RawRows, source: str, first: int) -> BadRowError:
-        """Return the error of the first of one or more bad rows.
+    def make_bad_row_error(self, rows: RawRows, source: str, first: int) -> BadRowError:
+        """Return the error about the first bad row.
 
         Args:
-            rows: The rows.
-            source: Names the file.
+            rows: The rows, at least one of which is bad.
+            source: The name of the file.
             first: The number of their first line in the file.
         """
         bad = rows.bad[0]
@@ -221,15 +221,15 @@ class LogFormat(abc.ABC):
 
     @property
     def unit(self) -> str:
-        """What :meth:`first_line` counts: "line" or "row"."""
+        """The unit of :meth:`first_line`: "line" or "row"."""
         return "row" if self.by_rows else "line"
 
     @abc.abstractmethod
     def open(self, day: DayFile) -> OpenDay:
-        """Find out whether a file has a label and where its rows begin.
+        """Read the header or footer of a file: whether it has a label, and where its rows begin.
 
         Raises:
-            BadInputError: It is in another format than the spec says, or lacks a column.
+            BadInputError: The file has another format than the spec, or lacks a column.
             BadRowError: Its lines have another number of fields than the spec.
         """
 
@@ -241,18 +241,15 @@ class LogFormat(abc.ABC):
 
     @abc.abstractmethod
     def count_rows(self, path: str, begin: int, end: int) -> int:
-        """Count the rows of ``[begin, end)``, malformed ones included, without parsing them."""
+        """Count the rows in ``[begin, end)``, including malformed ones, without parsing them."""
 
     @abc.abstractmethod
     def find_row(self, path: str, row: int, begin: int, end: int) -> int:
-        """Return where row ``row`` (from 0, at ``begin``) begins; ``end`` without one."""
+        """Return the position of row ``row``, counted from ``begin``; ``end`` if there is none."""
 
     @abc.abstractmethod
     def first_line(self, block: Block) -> int:
-        """Return the number of a block's first line in its file, from 1.
-
-        For tables it is the number of the first row.
-        """
+        """Return the line number (for tables, the row number) of a block's first row, from 1."""
 
     @abc.abstractmethod
     def read(
@@ -262,18 +259,23 @@ class LogFormat(abc.ABC):
 
     @abc.abstractmethod
     def rates(self, last: OpenDay, block: Block) -> tuple[float, float]:
-        """Estimate the rows per position, and the bytes of the files, from a day and a block."""
+        """Estimate the rows per position, and the bytes of a file per position.
+
+        Args:
+            last: A day.
+            block: A block of the day.
+        """
 
     @property
     def row_size(self) -> int:
-        """The fewest positions that a row takes."""
+        """The smallest number of positions that a row takes."""
         return 1
 
     # ---- streams
 
     @abc.abstractmethod
     def stream(self, path: str, block_bytes: int) -> Iterator[UnparsedRows]:
-        """Read a file, compressed or not, in blocks of about ``block_bytes``, without parsing them.
+        """Read a file, compressed or not, in blocks of about ``block_bytes``, without parsing.
 
         Raises:
             BadInputError: The file is missing, empty or truncated.
@@ -282,16 +284,17 @@ class LogFormat(abc.ABC):
 
     @abc.abstractmethod
     def check_head(self, day: DayFile, *, reject: bool) -> None:
-        """Check the first rows of a compressed day, and read no more than them.
+        """Check only the first rows of a compressed day.
 
         Raises:
-            BadInputError: It is truncated, in another format than the spec says, or lacks a column.
-            BadRowError: They break the spec (unless ``reject``), or have no label.
+            BadInputError: The file is truncated, has another format than the spec, or lacks a
+                column.
+            BadRowError: A row breaks the spec (unless ``reject``), or rows have no label.
         """
 
 
 def get_format(spec: FeatureSpec) -> LogFormat:
-    """Return what reads files as a spec says. Raises ImportError if it needs another package."""
+    """Return the format of a spec's files. Raises ImportError if it needs a missing package."""
     return load_reader(spec.input.format)(spec)
 
 
@@ -303,20 +306,20 @@ def read_block_chunks(
     max_bad_rows: int = 0,
     chunk_bytes: int | None = 8 << 20,
 ) -> Iterator[RawRows]:
-    """Read and parse a block in chunks, whose line numbers count from 0.
+    """Read and parse a block in chunks, each with line numbers from 0.
 
     Args:
         block: The rows.
         spec: The columns, and the format of the file.
         label: Whether rows have the label.
-        max_bad_rows: How many bad rows may be left out, all of which are in ``RawRows.bad``; 0: a
-            bad row is an error.
-        chunk_bytes: About how large a chunk is: small ones stay in a processor's cache. None: the
-            block is one chunk.
+        max_bad_rows: The number of bad rows that are left out (all are in ``RawRows.bad``) before
+            the next one is an error.
+        chunk_bytes: The approximate size of a chunk; small chunks stay in the cache. None to read
+            the block as one chunk.
 
     Raises:
         BadInputError: The file is missing or damaged, or lacks a column.
-        BadRowError: A row breaks the spec; names file, line, column and value.
+        BadRowError: A row breaks the spec; the error names file, line, column and value.
     """
     if block.times is not None:
         spec = bound_times(spec, block.times)
@@ -327,8 +330,8 @@ def read_block_chunks(
         bad_rows += rows.bad_count
         if bad_rows > max_bad_rows:
             first = reader.first_line(block) + lines_before
-            error = reader.bad_row_error(rows, block.source, first)
-            if max_bad_rows:  # the run fails, however few bad rows the rest of the log has
+            error = reader.make_bad_row_error(rows, block.source, first)
+            if max_bad_rows:  # one block exceeds the limit of the whole log
                 raise BadRowError(
                     f"{error.what}\n{bad_rows:,} rows of this block are malformed, which is more "
                     "than --max_bad_fraction allows of the whole input",

@@ -1,4 +1,4 @@
-"""Parquet: the rows of a file by their numbers."""
+"""The parquet format."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from nvt_torchrec.clicklog.readers.table_rows import (
 )
 from nvt_torchrec.formats.rows import RawRows
 
-#: Bytes of a column that are read at once, where groups of rows are too large to be held.
+#: The bytes of a column that are read at once if row groups are too large to hold in memory.
 _PAGE_BYTES = 1 << 20
-#: Bytes of a number of a vector, once it is parsed.
+#: The size of a vector's number after parsing, in bytes.
 _VALUE_BYTES = 8
 
 
 class _ParquetTable(Table):
-    """An open file of parquet."""
+    """An open parquet file."""
 
     def __init__(self, file: pq.ParquetFile, footer: Footer) -> None:
         self._file = file
@@ -41,8 +41,8 @@ class _ParquetTable(Table):
         self.rows = footer.rows.tolist()
 
     def sizes(self, names: Sequence[str]) -> list[int]:
-        """See :meth:`Table.sizes`; pages may be encoded in far fewer bytes."""
-        # a field of a struct, s.c, is sized with the whole struct
+        """See :meth:`Table.sizes`; encoded pages may be far smaller."""
+        # the size of a struct's field s.c is that of the whole struct
         columns = {name if name in self.schema.names else name.split(".")[0] for name in names}
         leaves = [i for i, name in enumerate(list_leaf_columns(self.schema)) if name in columns]
         page_bytes = self._footer.chunks[:, leaves, DECOMPRESSED].sum(axis=1).tolist()
@@ -64,7 +64,7 @@ class _ParquetTable(Table):
 
 @dataclasses.dataclass(frozen=True)
 class DecodedRows(UnparsedRows):
-    """Rows that have been decoded, and not checked.
+    """Rows that have been decoded but not checked.
 
     Attributes:
         rows: The columns of the spec.
@@ -88,7 +88,7 @@ class DecodedRows(UnparsedRows):
 
 
 class Parquet(TableFormat):
-    """Files of parquet."""
+    """Parquet files."""
 
     @classmethod
     def recognizes(cls, path: str, head: bytes) -> bool:
@@ -101,9 +101,9 @@ class Parquet(TableFormat):
         """See :meth:`TableFormat.open_table`.
 
         Args:
-            path: Of the file.
-            source: Names it in errors.
-            in_pages: Hold no more of a group of rows in memory than the pages in work.
+            path: The path of the file.
+            source: The name of the file in errors.
+            in_pages: Whether to hold only the current pages of a row group in memory.
         """
         try:
             with open_input(path) as file:
@@ -125,8 +125,8 @@ class Parquet(TableFormat):
     def stream(self, path: str, block_bytes: int) -> Iterator[UnparsedRows]:
         """See :meth:`LogFormat.stream`.
 
-        Rows with vectors are decoded one after the other: a group of them may have gigabytes, and
-        one that is cut would be decoded as a whole for each of its pieces.
+        Row groups with vectors may have gigabytes, and one that is cut into blocks would be decoded
+        as a whole for each block. So rows with vectors are decoded sequentially, in small chunks.
         """
         width = sum(read.width for read in self.spec.read_plan(label=False).reads)
         if not width:

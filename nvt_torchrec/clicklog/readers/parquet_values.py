@@ -1,18 +1,19 @@
-"""Convert typed columns, of parquet or in memory, as a column of the file is to be read.
+"""Convert typed columns, of parquet or in memory, by the rules of a feature spec.
 
-- Text is read as a text file's fields are, for every raw type and with every rule.
-- Integers may be of any integer type, or floats without a fraction, which pandas makes of integers
-  with missing values; NaN is a missing value. hex32 may be integers. Integers as strings are their
-  decimal digits. Where a column has null texts that are numbers, these numbers are missing values.
-- Booleans are 1 and 0 in columns of numbers; a column of texts does not take them.
-- Decimals are numbers, or texts of these digits. Lists may be text, with ``list_separator``.
-- Labels and weights may be numbers or booleans; a label's texts are compared with the numbers they
-  stand for, and ``true`` and ``false`` with booleans.
-- Times may be timestamps (without a time zone: UTC), dates, or numbers if the format is one of
-  numbers: since 1970, or a pattern of digits alone.
+- Text is parsed like the fields of a text file, for every raw type and with every rule.
+- Integers may have any integer type, or be floats without a fraction, because pandas makes floats
+  of integers with missing values; NaN is a missing value. hex32 may be integers. Integers in a
+  column of strings become their decimal digits. If ``nulls`` has texts that are numbers, these
+  numbers are missing values.
+- Booleans are 1 and 0 in columns of numbers; columns of strings do not accept them.
+- Decimals are numbers, or strings of their digits. Lists may be text, with ``list_separator``.
+- Labels and weights may be numbers or booleans. A label's texts are compared with the numbers that
+  they stand for, and ``true`` and ``false`` with booleans.
+- Times may be timestamps (UTC without a time zone), dates, or numbers if the format is numeric:
+  since 1970, or a pattern of digits only.
 
-What would lose information is an error, or another type than the column's: a fraction as an
-integer, a float as text.
+A conversion that would lose information is an error, such as a fraction in a column of integers or
+a float in a column of strings.
 """
 
 from __future__ import annotations
@@ -40,13 +41,12 @@ from nvt_torchrec.formats.feature_spec.read_plan import Read
 
 
 def fits(held: pa.DataType, read: Read, separator: str = "") -> bool:
-    """Return whether columns of a type can be read in a way; values may still be wrong.
+    """Return whether columns of a type can be read; single values may still be wrong.
 
     Args:
-        held: The type.
+        held: The type of the column.
         read: How the column is read.
-        separator: The character between the values of a list that is held as text; "" if lists are
-            not held as text.
+        separator: The character between the values of a list in text; "" if lists cannot be text.
     """
     if pa.types.is_dictionary(held):
         held = held.value_type
@@ -60,14 +60,14 @@ def fits(held: pa.DataType, read: Read, separator: str = "") -> bool:
 
 
 def describe_wanted(read: Read) -> str:
-    """Return what a column must be, for errors."""
+    """Describe the type that a column must have, for errors that say "not …"."""
     if read.raw == "label":
         return "a label (0 or 1)"
     return f"a list of raw type {read.raw}" if read.multi_hot else f"of raw type {read.raw}"
 
 
 def suggest_type_remedy(held: pa.DataType, read: Read) -> str:
-    """Return what to do about a column of a file whose type does not fit."""
+    """Return the remedy for a column of a file whose type does not fit."""
     return suggest_for_booleans(held, read) or (
         f"change raw, multi_hot, derive or time_format of column {read.source} in the spec, or "
         "rewrite the file"
@@ -75,22 +75,22 @@ def suggest_type_remedy(held: pa.DataType, read: Read) -> str:
 
 
 def suggest_conversion(read: Read) -> str:
-    """Return what to do about a column in memory whose type does not fit."""
+    """Return the remedy for a column in memory whose type does not fit."""
     if RAW_TYPES[read.raw].is_text:
-        return "pass its texts as they stand in the log: pandas.read_csv needs dtype=str for them"
+        return "pass its texts as in the log; pandas.read_csv needs dtype=str for them"
     return "convert it first"
 
 
 def suggest_for_booleans(held: pa.DataType, read: Read) -> str:
-    """Return what to do about booleans in a column of texts; "" for other types.
+    """Return the remedy for booleans in a column of strings; "" for other types.
 
-    Which texts the booleans stand for is not known.
+    It is unknown how the log writes them.
     """
     if read.raw != "string" or not pa.types.is_boolean(held):
         return ""
     return (
-        f'set raw = "bool" for column {read.source} in the spec, which takes every form of true '
-        "and false, or write the texts that the training log has"
+        f'set raw = "bool" for column {read.source} in the spec, which accepts all forms of true '
+        "and false, or write the same texts as in the training log"
     )
 
 
@@ -106,14 +106,14 @@ def convert_array(array: pa.Array, read: Read, separator: str = "") -> Converted
 
 
 def convert_column(array: pa.Array, read: Read) -> Converted:
-    """Check and convert a column that is in memory, as those of a table are.
+    """Check and convert a column in memory.
 
     Args:
-        array: [n], of any type that can hold the values that are read.
+        array: [n], of any type that fits.
         read: How the column is read.
 
     Raises:
-        SchemaError: The array is of another type.
+        SchemaError: The type of the array does not fit.
     """
     if not fits(array.type, read):
         raise SchemaError(
@@ -128,7 +128,7 @@ def _to_plain_type(array: pa.Array, read: Read) -> pa.Array:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_decimal(array.type) and read.raw != "string":
-        with contextlib.suppress(pa.ArrowInvalid):  # a fraction, or beyond 64 bits
+        with contextlib.suppress(pa.ArrowInvalid):  # has a fraction, or more than 64 bits
             return array.cast(pa.int64())
         # Arrow's cast to float64 can be off by one ulp
         return array.cast(pa.string()).cast(pa.float64())
@@ -144,7 +144,7 @@ def _convert_values(array: pa.Array, read: Read) -> Converted:
     if is_text(array.type):
         null = null_mask(array)
         column = convert(to_text_fields(array), read)
-        # an error shows a text as it shows a field of a file, but null is not the empty text
+        # errors show texts like fields of a file, but must tell null from the empty text
         return dataclasses.replace(
             column, show=lambda row: "None" if null[row] else column.show(row)
         )
@@ -157,14 +157,14 @@ def _convert_values(array: pa.Array, read: Read) -> Converted:
 
 
 def _make_show(array: pa.Array) -> Callable[[int], str]:
-    """Return what shows a value of a column in errors; see :class:`.convert.Converted`."""
+    """Return the function that shows a value in errors; see :class:`.convert.Converted`."""
     if pa.types.is_temporal(array.type):
         return lambda row: str(array[row])
     return lambda row: repr(array[row].as_py())
 
 
 def to_text_fields(texts: pa.Array) -> pa.Array:
-    """Return texts as the fields of a text file: with 32-bit offsets, "" for null."""
+    """Convert texts to the form of a text file's fields: 32-bit offsets, "" for null."""
     null = null_mask(texts)
     if texts.type not in (pa.string(), pa.binary()):
         texts = texts.cast(pa.large_binary()).cast(pa.binary())
@@ -172,7 +172,7 @@ def to_text_fields(texts: pa.Array) -> pa.Array:
 
 
 def _convert_lists(array: pa.Array, read: Read) -> Converted:
-    """Convert lists; null and empty lists are missing values, a null in a list is an error."""
+    """Convert lists; null and empty lists are missing values, nulls in a list are errors."""
     if pa.types.is_null(array.type):
         array = array.cast(pa.list_(pa.string()))
     lengths = np.where(null_mask(array), 0, to_numpy(pc.list_value_length(array)))

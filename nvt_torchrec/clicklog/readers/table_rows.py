@@ -1,4 +1,4 @@
-"""What formats of tables have in common, whose rows have numbers and whose columns have names."""
+"""The base class of formats of tables, whose rows are addressed by number and columns by name."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from nvt_torchrec.clicklog.text.remedies import suggest_column
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows
 
-#: The most bytes of a value in a typed column. Blocks are sized by it, because encoded pages may be
-#: far smaller.
+#: The largest size of a value in a typed column, in bytes. Blocks are sized by it, because encoded
+#: pages may be far smaller.
 _VALUE_BYTES = 8
-#: About how many bytes a value takes while it is read: decoded, and in a typed column.
+#: The approximate bytes of a value while it is read: decoded, and in a typed column.
 _DECODED_BYTES = 16
-#: How many columns an error lists.
+#: The largest number of columns that an error lists.
 _MAX_LISTED = 20
-#: The name that Hive gives to the directory of rows without a value.
+#: Hive's name for the directory of rows without a value.
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-#: Rows that are decoded at once.
+#: Rows that are decoded together.
 Rows: TypeAlias = pa.Table | pa.RecordBatch
 
 
@@ -48,21 +48,21 @@ class Table:
     """An open table.
 
     Attributes:
-        schema: Its columns.
-        rows: How many rows there are in each group of rows that is decoded together.
+        schema: The columns.
+        rows: The number of rows of each row group, which is decoded as a whole.
     """
 
     schema: pa.Schema
     rows: list[int]
 
     def sizes(self, names: Sequence[str]) -> list[int]:
-        """Return about how many bytes some columns of each group have, decoded."""
+        """Return the approximate decoded size, in bytes, of the named columns of each group."""
         return [rows * _VALUE_BYTES * len(names) for rows in self.rows]
 
     def cut(
         self, names: Sequence[str], begin: int, end: int, block_bytes: int
     ) -> list[tuple[int, int]]:
-        """Cut ``[begin, end)`` into ranges of about ``block_bytes`` of some columns, decoded."""
+        """Cut ``[begin, end)`` into ranges whose named columns have about ``block_bytes``."""
         groups = list(zip(self.rows, self.sizes(names), strict=True))
         return cut_rows(groups, begin, end, block_bytes)
 
@@ -73,8 +73,8 @@ class Table:
 
         Args:
             groups: The numbers of the groups, increasing.
-            names: The columns, fields of structs as ``s.c``; None: all.
-            chunk_rows: None: any number.
+            names: The columns, fields of structs as ``s.c``; None for all.
+            chunk_rows: The largest number of rows of a chunk; None for any number.
         """
         raise NotImplementedError
 
@@ -85,7 +85,7 @@ class Table:
         ends = list(itertools.accumulate(self.rows))
         begins = [0, *ends[:-1]]
         groups = [i for i in range(len(ends)) if begins[i] < end and begin < ends[i]]
-        first = begins[groups[0]] if groups else end  # the number of the next row that is decoded
+        first = begins[groups[0]] if groups else end  # the number of the next decoded row
         for rows in self.decode(groups, names, chunk_rows):
             chunk = rows.slice(max(begin - first, 0), max(end - max(first, begin), 0))
             first += rows.num_rows
@@ -95,10 +95,10 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class TableRows(UnparsedRows):
-    """Rows of a table, which have not even been read.
+    """Rows of a table that have not been read yet.
 
     Attributes:
-        block: Which rows they are.
+        block: The range of the rows.
     """
 
     format: TableFormat
@@ -127,24 +127,24 @@ class TableRows(UnparsedRows):
 
 
 class TableFormat(LogFormat):
-    """Tables, which a subclass opens."""
+    """Base class of formats of tables."""
 
     by_rows = True
 
     @classmethod
     @abc.abstractmethod
     def open_table(cls, path: str, source: str) -> contextlib.AbstractContextManager[Table]:
-        """Open a table; ``source`` names it in errors.
+        """Open a table; ``source`` is its name in errors.
 
         Raises:
-            BadInputError: It cannot be read, now or later.
+            BadInputError: The table cannot be read, now or within the context.
         """
 
     @classmethod
     def sample(cls, path: str, head: bytes, maximum: int) -> Sample:
         """See :meth:`LogFormat.sample`."""
         with cls.open_table(path, path) as table:
-            tables = [table.schema.empty_table()]  # of a file without rows, only the columns
+            tables = [table.schema.empty_table()]  # so that a file without rows has its columns
             for rows in table.read(0, maximum, None, maximum):
                 tables.append(pa.table(rows))
             return Sample(pa.concat_tables(tables), sum(table.rows) <= maximum)
@@ -169,7 +169,7 @@ class TableFormat(LogFormat):
     def cut(
         self, path: str, source: str, begin: int, end: int, block_bytes: int
     ) -> list[tuple[int, int]]:
-        """See :meth:`LogFormat.cut`; blocks are measured decoded."""
+        """See :meth:`LogFormat.cut`; ``block_bytes`` is the decoded size."""
         with self.open_table(path, source) as table:
             _, names = self._check_table(table, source)
             return table.cut(names, begin, end, block_bytes)
@@ -226,7 +226,7 @@ class TableFormat(LogFormat):
             yield TableRows(self, path, begin, label, Block(path, begin, end, path))
 
     def check_head(self, day: DayFile, *, reject: bool) -> None:
-        """See :meth:`LogFormat.check_head`; a table is read when it is decompressed."""
+        """See :meth:`LogFormat.check_head`; a table is only checked after it is decompressed."""
 
 
 def cut_rows(
@@ -234,14 +234,14 @@ def cut_rows(
 ) -> list[tuple[int, int]]:
     """Cut the rows ``[begin, end)``; see :meth:`Table.cut`.
 
-    Cuts are between groups, because a group that is cut is decoded once for each block. Only groups
-    that are larger than a block are cut themselves.
+    Cuts are between groups, because a group that is cut is decoded again for each block. Only
+    groups that are larger than a block are cut.
 
     Args:
-        groups: The rows and bytes of each group.
+        groups: The numbers of rows and bytes of each group.
         begin: The first row.
         end: The row after the last row.
-        block_bytes: About how many bytes a block has.
+        block_bytes: The approximate size of a block.
     """
     cuts = [begin]
     group_begin = 0
@@ -262,12 +262,12 @@ def cut_rows(
             continue
         for i in range(1, parts):
             cuts.append(low + (high - low) * i // parts)
-        filled = block_bytes  # the next group begins a block
+        filled = block_bytes  # so that the next group begins a block
     return [cut for cut in itertools.pairwise([*cuts, end]) if cut[0] < cut[1]]
 
 
 def parse_partition_values(path: str) -> dict[str, str | None]:
-    """Return the values in the names of directories such as ``date=2024-10-30``, as Hive does."""
+    """Parse the values in the names of directories such as ``date=2024-10-30``, as Hive does."""
     values: dict[str, str | None] = {}
     for directory in path.split("/")[:-1]:
         name, sign, value = directory.partition("=")
@@ -291,7 +291,7 @@ def find_type(schema: pa.Schema, name: str) -> pa.DataType | None:
 
 
 def _column(table: Rows, name: str, source: str) -> pa.Array:
-    """Return a column, or a field of a struct, or a value of the directories, as one array."""
+    """Return a column, a field of a struct, or a value in the names of directories, as an array."""
     if name not in table.schema.names and find_type(table.schema, name) is None:
         value = pa.scalar(parse_partition_values(source)[name], pa.string())
         return pa.repeat(value, table.num_rows)
@@ -311,15 +311,15 @@ def table_to_rows(
     max_bad_rows: int,
     text: Callable[[int], bytes] | None = None,
 ) -> RawRows:
-    """Return the rows of a table whose columns are as the spec says; see :func:`check_columns`.
+    """Convert a table whose columns were checked by :func:`check_columns`.
 
     Args:
         table: The columns.
-        source: Names the file in errors.
+        source: The name of the file in errors.
         spec: The columns of the spec.
         label: Whether to read the label.
         max_bad_rows: See :func:`.assemble.assemble`.
-        text: Returns the raw text of a row; None: the columns of the row as JSON.
+        text: Returns the raw text of a row; None for the columns of the row as JSON.
     """
     plan = spec.read_plan(label=label)
     separator = spec.input.list_separator
@@ -333,7 +333,7 @@ def table_to_rows(
         values = {}
         for name, column in columns.items():
             cell = column.slice(row, 1)
-            # as bytes, because a text that is not UTF-8 cannot become one of Python
+            # as bytes, because malformed UTF-8 cannot become a Python string
             values[name] = cell.cast(to_bytes_type(cell.type))[0].as_py()
         return json.dumps(values, default=_to_text, ensure_ascii=False).encode()
 
@@ -349,17 +349,17 @@ def table_to_rows(
 
 
 def _to_text(value: object) -> str:
-    """Return a value that JSON has no form for as text."""
+    """Convert a value that JSON cannot represent to text."""
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def check_columns(schema: pa.Schema, source: str, spec: FeatureSpec, *, label: bool) -> list[str]:
-    """Return the names of the columns to read; check that they exist, and their types.
+    """Check the columns of a table, and return the names of those to read.
 
-    Columns whose values are in the names of directories need not be read.
+    Columns whose values are in the names of directories are not read from the table.
 
     Raises:
-        BadInputError: A column is missing, is there twice, or has another type.
+        BadInputError: A column is missing, not unique, or has another type.
     """
     partition = parse_partition_values(source)
     names = []
@@ -372,10 +372,10 @@ def check_columns(schema: pa.Schema, source: str, spec: FeatureSpec, *, label: b
         if held is None:
             hint = suggest_column(read.source, schema.names, spec.sources(label=True))
             listed = ", ".join([*schema.names, *partition][:_MAX_LISTED])
-            how_often = "twice" if read.source in schema.names else "not"
+            problem = "not unique" if read.source in schema.names else "missing"
             raise BadInputError(
-                f"{source}: column {read.source} is {how_often} there",
-                f"{hint}it has {listed}; name them in the spec as in the file",
+                f"{source}: column {read.source} is {problem}",
+                f"{hint}the file has {listed}; name them in the spec as in the file",
             )
         if not fits(held, read, spec.input.list_separator):
             raise BadInputError(

@@ -1,4 +1,4 @@
-"""Text with a row in each line: read in bounded memory, addressed by bytes; delimited text."""
+"""Formats of text with one row per line, read in bounded memory and addressed by byte offsets."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ from nvt_torchrec.clicklog.text.line_layout import (
     make_plain_layout,
 )
 from nvt_torchrec.clicklog.text.remedies import ANOTHER_LOG
-from nvt_torchrec.clicklog.text.tokenizer import as_utf8, parse_rows
+from nvt_torchrec.clicklog.text.tokenizer import parse_rows, to_utf8
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types.base import MESSAGES, NOT_UTF8
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.rows import RawRows
 
-#: How much text is read at once of a block that is to be one chunk: most blocks are smaller.
+#: The number of bytes that are read at once of a block that must become one chunk; most blocks are
+#: smaller.
 _WHOLE_BYTES = 128 << 20
-#: How much text is read at once to count or find rows.
+#: The number of bytes that are read at once to count or find rows.
 _SCAN_BYTES = 8 << 20
-#: How much text of a block shows how long its rows are.
+#: The number of bytes of a block from which the average length of rows is estimated.
 _RATE_BYTES = 1 << 20
 
 
@@ -56,7 +57,7 @@ class TextRows(UnparsedRows):
 
     Attributes:
         text: The lines.
-        layout: What their fields are.
+        layout: The fields of a line.
     """
 
     format: TextFormat
@@ -71,7 +72,7 @@ class TextRows(UnparsedRows):
     def drop_label(self) -> UnparsedRows:
         """See :meth:`UnparsedRows.drop_label`.
 
-        In Criteo's format they keep it: its parser always reads a label that the lines have.
+        Rows in Criteo's format keep it, because its parser always reads the label of the lines.
         """
         if self.spec.is_criteo_format:
             return self
@@ -85,15 +86,15 @@ class TextRows(UnparsedRows):
         """See :meth:`UnparsedRows.names`."""
         if not self.layout.fields:
             raise SettingsError(
-                f"{self.path}: --id_columns of JSON lines",
-                "leave it out, or write the rows as parquet",
+                f"{self.path}: --id_columns does not work with JSON lines",
+                "remove it, or write the rows as parquet",
             )
         return self.layout.fields
 
     def columns(self, names: Sequence[str], lines: np.ndarray) -> dict[str, pa.Array]:
         """See :meth:`UnparsedRows.columns`; they are strings."""
         all_names = self.layout.fields
-        text = as_utf8(self.text, self.spec.input.encoding)
+        text = to_utf8(self.text, self.spec.input.encoding)
         indices = sorted(all_names.index(name) for name in names)
         split = split_rows(text, self.spec.input, len(all_names), indices)
         rows = to_arrow(np.searchsorted(split.line, lines))
@@ -106,26 +107,26 @@ class TextRows(UnparsedRows):
                 raise BadRowError(
                     f"{self.path}, line {self.first_line + int(lines[row])}: column {name}: "
                     f"{column.show(row)}: {MESSAGES[NOT_UTF8]}",
-                    "correct the file, or leave that column out of --id_columns",
+                    "correct the file, or remove that column from --id_columns",
                 )
             columns[name] = column.values
         return columns
 
 
 class TextFormat(LogFormat):
-    """Text, which a subclass parses."""
+    """Base class of formats of text."""
 
     @staticmethod
     @abc.abstractmethod
     def find_layout(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
-        """Return the positions of the columns, which a file's first lines show.
+        """Derive the fields of a line from a file's first lines.
 
         Raises:
-            BadInputError, BadRowError: They are of another format or spec.
+            BadInputError, BadRowError: The lines do not fit the format or the spec.
         """
 
     def block_layout(self, block: Block, label: bool) -> LineLayout:
-        """Return the positions of the columns for a block. Raises as :meth:`find_layout`."""
+        """Return the fields of a block's lines. Raises as :meth:`find_layout`."""
         layout = self.file_layout(block.path, block.end, block.source)
         return layout if label else layout.drop_label()
 
@@ -147,15 +148,15 @@ class TextFormat(LogFormat):
         return OpenDay(self, day, layout.label, begin, end)
 
     def file_layout(self, path: str, size: int, source: str) -> LineLayout:
-        """Return the positions of the columns, from a file's header or its first lines.
+        """Return the fields of a file's lines, from its header or its first lines.
 
         Args:
-            path: Of the file, which is not compressed.
-            size: Bytes of the file.
-            source: Names the file in errors.
+            path: The path of the file, which is not compressed.
+            size: The size of the file in bytes.
+            source: The name of the file in errors.
 
         Raises:
-            BadInputError: It is a parquet file, or its header lacks a column.
+            BadInputError: The file is parquet, or its header lacks a column.
             BadRowError: Its first lines have another number of fields than the spec, or are too
                 long.
         """
@@ -167,16 +168,16 @@ class TextFormat(LogFormat):
     def _first_layout(
         self, chunks: Iterator[memoryview], source: str
     ) -> tuple[memoryview, LineLayout]:
-        """Return the first chunk of a text, and the positions of the columns.
+        """Return the first chunk of a text, and the fields of its lines.
 
         Raises as :meth:`file_layout`.
 
         Args:
-            chunks: Without a byte order mark and the lines to skip.
-            source: Names the file in errors.
+            chunks: The chunks, without a byte order mark and the lines to skip.
+            source: The name of the file in errors.
 
         Returns:
-            The first chunk, and the layout; its ``begin`` counts from there.
+            The first chunk, and the layout, whose ``begin`` counts from the chunk's beginning.
         """
         spec = self.spec
         first = next(chunks, None)
@@ -188,12 +189,12 @@ class TextFormat(LogFormat):
             if spec.is_criteo_format:
                 remedy = ANOTHER_LOG.format(source)
             raise BadInputError(
-                f"{source}: a parquet file, where the spec says {spec.input.format}", remedy
+                f"{source}: a parquet file, but the spec has format {spec.input.format}", remedy
             )
         return first, self.find_layout(head, source, spec)
 
     def header_lines(self, path: str) -> int:
-        """Return how many lines come before the first row; the file is read for comments."""
+        """Return the number of lines before the first row; to skip comments, the file is read."""
         text = self.spec.input
         if text.comment:
             _, skipped = find_preamble(path, text)
@@ -231,7 +232,7 @@ class TextFormat(LogFormat):
         return count_newlines(np.frombuffer(text, np.uint8)) + (text[-1:] != b"\n")
 
     def _read_pieces(self, path: str, begin: int, end: int) -> Iterator[tuple[int, memoryview]]:
-        """Yield the pieces of a range of the file, each behind its offset."""
+        """Yield the pieces of a range of the file, with their offsets."""
         offset = begin
         for piece in read_chunks(path, begin, end, _SCAN_BYTES, self.spec.input):
             yield offset, piece
@@ -256,7 +257,7 @@ class TextFormat(LogFormat):
         self, text: bytes | memoryview, layout: LineLayout, *, max_bad_rows: int
     ) -> RawRows:
         """Parse whole lines in the encoding of the spec."""
-        utf8 = as_utf8(text, self.spec.input.encoding)
+        utf8 = to_utf8(text, self.spec.input.encoding)
         return self.parse(utf8, self.spec, layout, max_bad_rows=max_bad_rows)
 
     def rates(self, last: OpenDay, block: Block) -> tuple[float, float]:
@@ -304,24 +305,24 @@ def _drop_empty_end(chunks: Iterator[memoryview]) -> Iterator[memoryview]:
 
 
 class DelimitedText(TextFormat):
-    """Fields between delimiters, perhaps quoted, perhaps with a header."""
+    """Delimited text; fields may be quoted, and there may be a header."""
 
     find_layout = staticmethod(find_layout)
     parse = staticmethod(parse_delimited)
 
     @property
     def row_size(self) -> int:
-        """See :attr:`LogFormat.row_size`: each field takes at least the byte behind it."""
+        """See :attr:`LogFormat.row_size`: each field takes at least the byte after it."""
         return len(self.spec.sources(label=True))
 
     def block_layout(self, block: Block, label: bool) -> LineLayout:
-        """See :meth:`TextFormat.block_layout`; without a header, the file need not be read."""
+        """See :meth:`TextFormat.block_layout`; without a header, the file is usually not read."""
         if not self.spec.input.header and (label or len(list_plain_layouts(self.spec)) <= 2):
             return make_plain_layout(self.spec, label=label)
         return super().block_layout(block, label)
 
 
 class Tsv(DelimitedText):
-    """Tab-separated text without quotes, Criteo's above all, for which there is a faster parser."""
+    """Tab-separated text without quotes; Criteo's columns have a faster parser."""
 
     parse = staticmethod(parse_rows)

@@ -219,7 +219,7 @@ def plant(settings: SyntheticSettings) -> SyntheticModel:
     dense = np.concatenate([block[1] for block in sample], axis=1)
     categorical = np.concatenate([block[2] for block in sample], axis=1)
     terms = []
-    for term in _weighted_terms(settings):
+    for term in _make_terms(settings):
         functions = [_evaluate(settings.seed, term, c, dense, categorical) for c in term.columns]
         centres = tuple(float(values.mean()) for values in functions)
         scales = tuple(float(1 / values.std()) for values in functions)
@@ -233,7 +233,7 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-logits))
 
 
-def _weighted_terms(settings: SyntheticSettings) -> list[Term]:
+def _make_terms(settings: SyntheticSettings) -> list[Term]:
     """Return all terms; relative weights divide the variance within a kind, signs alternate."""
     categorical: dict[tuple[str, ...], float] = {}
     for c, size in enumerate(settings.cardinalities):
@@ -281,7 +281,7 @@ def _draw_columns(
         dense[j, missing] = MISSING_COUNT
     for c, cardinality in enumerate(settings.cardinalities):
         missing, uniform = _split_missing(uniforms[1 + DENSE + c], MISSING_CATEGORICAL[c])
-        ranks = _zipf_ranks(uniform, cardinality)
+        ranks = _draw_zipf_ranks(uniform, cardinality)
         if MLPERF_CARDINALITIES[c] > SMALL:
             ranks = _replace_late(ranks, day)
         categorical[c] = draw_values(ranks, settings.seed, c)
@@ -307,7 +307,7 @@ def _draw_counts(uniform: np.ndarray, median: float, minimum: int) -> np.ndarray
     return counts.astype(np.int64) + minimum
 
 
-def _zipf_ranks(uniform: np.ndarray, cardinality: int) -> np.ndarray:
+def _draw_zipf_ranks(uniform: np.ndarray, cardinality: int) -> np.ndarray:
     """Return ranks [0, cardinality) with probabilities close to ``(rank + 1) ** -1.5``, int64.
 
     Inverts the bounded Pareto distribution of that density on [1, cardinality + 1) and rounds down.
@@ -350,11 +350,11 @@ def _evaluate(
     """Evaluate the function of one column in one term, before centring and scaling."""
     index = int(column[4:])
     if column.startswith("cat"):
-        return _hashed_effect(categorical[index], derive_key(seed, *term.columns, column))
-    return _soft_step(dense[index], MEDIANS[index])
+        return _hash_effect(categorical[index], derive_key(seed, *term.columns, column))
+    return _compute_soft_step(dense[index], MEDIANS[index])
 
 
-def _soft_step(counts: np.ndarray, median: float) -> np.ndarray:
+def _compute_soft_step(counts: np.ndarray, median: float) -> np.ndarray:
     """Return a bounded, smooth step of the log count, around the column's median.
 
     Missing values are 0 and nothing lies below -2, as after the ETL's default transform, so that a
@@ -364,7 +364,7 @@ def _soft_step(counts: np.ndarray, median: float) -> np.ndarray:
     return t / (1 + np.abs(t))
 
 
-def _hashed_effect(values: np.ndarray, key: int) -> np.ndarray:
+def _hash_effect(values: np.ndarray, key: int) -> np.ndarray:
     """Return a uniform number in [-0.5, 0.5) for each value."""
     from nvt_torchrec.base.hashing import splitmix64  # imports Numba
 

@@ -1,4 +1,4 @@
-"""Make rows of converted columns, deriving columns, and leave out the bad rows."""
+"""Assemble converted columns to rows: derive columns, hash keys, and remove bad rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from nvt_torchrec.formats.rows import (
     make_empty_mask,
 )
 
-#: The fields of ``RawRows`` that only rows of some specs have: arrays [n] or [.., n].
+#: The optional fields of ``RawRows``, arrays [n] or [..., n].
 _OPTIONAL = tuple(field.name for field in dataclasses.fields(RawRows) if field.default is None)
 #: The constants of FNV-1a (Fowler, Noll and Vo), a hash of bytes.
 _FNV_BASIS = np.uint64(0xCBF29CE484222325)
@@ -56,17 +56,17 @@ def assemble(
     label: bool,
     max_bad_rows: int,
 ) -> RawRows:
-    """Make rows of what was read, deriving columns; bad rows are left out and described.
+    """Assemble rows from their columns; bad rows are removed and described.
 
     Args:
-        spec: The columns.
-        columns: What ``spec.read_plan(label=label)`` reads, in its order; see
-            :func:`.convert.make_missing_column` for those that may lack.
+        spec: The columns of the spec.
+        columns: The columns that ``spec.read_plan(label=label)`` reads, in its order. A column that
+            the file may lack is one of :func:`.convert.make_missing_column`.
         text: Returns the raw text of a row.
-        rows: Number of rows, bad ones included.
+        rows: The number of rows, including bad ones.
         label: Whether rows have labels.
         max_bad_rows: If there are more bad rows, only the first ``DESCRIBED_BAD_ROWS`` are
-            described: then the caller stops.
+            described, because the caller will stop.
     """
     plan = spec.read_plan(label=label)
     converted = list(columns)
@@ -75,10 +75,11 @@ def assemble(
     times = _find_times(spec, [converted[index] for index in plan.times], needs_time=needs_time)
     wrong_field = find_wrong_fields(spec, plan, converted, key, rows=rows, needs_time=needs_time)
     labels: list[Any] = []
-    for of_label in plan.labels:
-        # of a label that is not read, all rows have 1, or it is added later from another file
-        values = np.ones(rows, np.uint8) if of_label is None else converted[of_label].values
-        labels.append(values)
+    for index in plan.labels:
+        if index is None:  # a constant label, or one that is added later from another file
+            labels.append(np.ones(rows, np.uint8))
+        else:
+            labels.append(converted[index].values)
     weight: Any = None if plan.weight is None else converted[plan.weight].values
     join_times = None
     if plan.join_time is not None:
@@ -91,7 +92,7 @@ def assemble(
         negative_times = get_row_times(converted[plan.negative_time])[0]
     dense, dense_missing = _assemble_dense(spec, plan, converted, rows)
     categorical, categorical_missing = _assemble_categorical(spec, plan, converted, rows)
-    every = RawRows(
+    all_rows = RawRows(
         labels=np.stack(labels) if labels else np.empty((0, rows), np.uint8),
         dense=dense,
         dense_missing=dense_missing,
@@ -113,12 +114,12 @@ def assemble(
     )
     bad = np.flatnonzero(wrong_field >= 0)
     if not len(bad):
-        return every
+        return all_rows
     described = []
     for row in (bad if len(bad) <= max_bad_rows else bad[:DESCRIBED_BAD_ROWS]).tolist():
         index = int(wrong_field[row])
         described.append(describe_row(spec, plan, converted, row, index, text(row)))
-    return dataclasses.replace(take(every, wrong_field < 0), bad=described, bad_count=len(bad))
+    return dataclasses.replace(take(all_rows, wrong_field < 0), bad=described, bad_count=len(bad))
 
 
 def _assemble_dense(
@@ -168,8 +169,8 @@ def _find_times(
 
     Args:
         spec: The columns of the spec.
-        columns: The time of the event and, if the spec names one, the time from which it is known.
-        needs_time: Whether the rows are events; else they are rows to score.
+        columns: The time of the event and, if the spec names one, the time at which it is known.
+        needs_time: Whether the rows are events; otherwise they are rows to score.
     """
     if columns and not needs_time:
         return get_row_times(columns[0])
@@ -177,31 +178,31 @@ def _find_times(
         return None
     happened: Any = columns[0].values
     known: Any = columns[1].values if len(columns) > 1 else happened + spec.events.delay
-    # no row knows its own label, nor, of clicks that come later, whether there will be any
+    # An event is known only when its labels are: clicks may come until the end of their window.
     return np.stack([happened, np.maximum(happened + spec.label_window, known)])
 
 
 def _find_sides(values: pa.StringArray, split: Split) -> np.ndarray:
-    """Return the index in ``SPLITS`` that a split by values gives each text.
+    """Return the index in ``SPLITS`` of each row of a split by values.
 
     Args:
         values: Strings [n].
-        split: Names the texts of each part.
+        split: The split, which names the texts of each part.
 
     Returns:
         int64 [n]; -1 where the split does not name the text.
     """
-    sides = split.split_of_value
-    known = pa.array(list(sides), values.type)
-    unknown = pa.scalar(len(sides), pa.int32())  # the position of -1 below
+    split_of_value = split.split_of_value
+    known = pa.array(list(split_of_value), values.type)
+    unknown = pa.scalar(len(split_of_value), pa.int32())  # the position of -1 below
     positions = pc.coalesce(pc.index_in(values, known), unknown)
-    return np.array([*sides.values(), -1], np.int64)[to_numpy(positions)]
+    return np.array([*split_of_value.values(), -1], np.int64)[to_numpy(positions)]
 
 
 def _stack_amounts(
     columns: list[Converted], rows: int, times: np.ndarray | None
 ) -> np.ndarray | None:
-    """Return ``RawRows.amounts``; None for rows that are no events."""
+    """Return ``RawRows.amounts``; None for rows that are not events."""
     if times is None or len(times) == 1:
         return None
     amounts = np.empty((len(columns), rows))
@@ -222,21 +223,21 @@ def _hash_keys(
 
 
 def get_row_times(time: Converted) -> np.ndarray:
-    """Return ``RawRows.times`` of rows without labels, of which only their own time is known."""
+    """Return ``RawRows.times`` of rows without labels, which have only their own time."""
     assert isinstance(time.values, np.ndarray)
     return np.where(time.missing, NO_TIME, time.values)[np.newaxis]
 
 
 def hash_keys(keys: list[list[tuple[CategoryValues, np.ndarray]]], rows: int) -> np.ndarray | None:
-    """Hash the keys of groups of events or of tables; None if there are none.
+    """Hash the keys of events or tables; None if there are no keys.
 
     Args:
-        keys: Of each group or table, the values [n] of each column of its key, and where they are
-            missing, bool [n].
+        keys: For each key, the values [n] of each of its columns, and where they are missing,
+            bool [n].
         rows: The number of rows.
 
     Returns:
-        ``RawRows.groups`` or ``RawRows.table_keys``: int64 [keys, n], 0 where a column is missing.
+        int64 [keys, n], 0 where a column of the key is missing.
     """
     if not keys:
         return None
@@ -250,7 +251,7 @@ def hash_keys(keys: list[list[tuple[CategoryValues, np.ndarray]]], rows: int) ->
         for values, absent in columns[1:]:
             key = join_hashes(key, _hash_values(values))
             missing = missing | absent
-        key[key == 0] = 1  # 0 is for a key that is missing
+        key[key == 0] = 1  # 0 stands for a missing key
         key[missing] = 0
         hashed.append(key)
     return np.array(hashed)
@@ -288,7 +289,7 @@ def make_missing_values(column: CategoricalColumn, rows: int) -> CategoryValues:
 
 @functools.lru_cache(8)
 def _blank_texts(count: int) -> pa.StringArray:
-    """Return texts that are all "": the columns of a table share them until it is joined."""
+    """Return strings that are all ""; cached, because columns of tables share them until joined."""
     return string_array(np.zeros(count + 1, np.int32), np.empty(0, np.uint8))
 
 
@@ -301,16 +302,16 @@ def _take_values(values: CategoryValues, good: np.ndarray) -> CategoryValues:
     if isinstance(values, pa.Array):
         offsets, _ = string_parts(values)
         if offsets[0] == offsets[-1]:
-            # Nothing but "", as in columns that are joined later: any of them will do.
+            # All are "", as in columns that are joined later, so any slice will do.
             return values.slice(0, np.count_nonzero(good))
         return values.filter(mask_to_arrow(good))
     return values[good]
 
 
 def take(rows: RawRows, mask: np.ndarray) -> RawRows:
-    """Return the rows where ``mask``, bool [n], is set, without the bad rows; lines are kept.
+    """Return the rows where ``mask``, bool [n], is set; descriptions of bad rows are dropped.
 
-    If it is set for all rows, the result shares their arrays.
+    If the mask is set for all rows, the result shares their arrays.
     """
     if mask.all():
         return dataclasses.replace(rows, bad=[], bad_count=0)
@@ -318,8 +319,8 @@ def take(rows: RawRows, mask: np.ndarray) -> RawRows:
     for name in ("labels", "dense", "dense_missing", "categorical_missing", "line", *_OPTIONAL):
         values = getattr(rows, name)
         if values is not None:
-            # [:, mask] would give an array that is not contiguous: it is slower to read, and of
-            # another type, for which Numba would compile kernels again
+            # values[:, mask] would not be contiguous: slower to read, and of another type, for
+            # which Numba would compile kernels again
             kept[name] = np.compress(mask, values, axis=-1)
     categorical = rows.categorical
     if isinstance(categorical, np.ndarray):
@@ -332,12 +333,12 @@ def take(rows: RawRows, mask: np.ndarray) -> RawRows:
 def derive(
     how: Derivation, sources: Sequence[np.ndarray | pa.StringArray], missing: np.ndarray
 ) -> np.ndarray | pa.StringArray:
-    """Compute a column; where it is missing, its values are 0 or "".
+    """Compute a derived column; where it is missing, its values are 0 or "".
 
     Args:
-        how: The rule.
-        sources: The values [n] of its sources, of the raw type that the rule reads.
-        missing: bool [n], where any source is missing.
+        how: The derivation.
+        sources: The values [n] of its sources, of the raw type that it reads.
+        missing: Where any source is missing, bool [n].
     """
     values = DERIVATIONS[how.kind].compute(sources, how)
     if isinstance(values, pa.Array):
@@ -347,7 +348,7 @@ def derive(
 
 
 def hash_texts(values: pa.StringArray) -> np.ndarray:
-    """Hash strings [n]; int64 [n]. The hash of a text never changes between versions."""
+    """Hash strings [n]; int64 [n]. The hash must never change between versions."""
     offsets, data = string_parts(values)
     return _hash_texts(offsets, data).view(np.int64)
 
@@ -378,6 +379,6 @@ def _hash_texts(offsets: np.ndarray, data: np.ndarray) -> np.ndarray:
         hashed = _FNV_BASIS
         for at in range(offsets[i], offsets[i + 1]):
             hashed = (hashed ^ np.uint64(data[at])) * _FNV_PRIME
-        # FNV-1a mixes its low bits little: MurmurHash3's finalizer mixes them once more.
+        # FNV-1a mixes its bits poorly, so MurmurHash3's finalizer mixes them once more.
         hashes[i] = mix(hashed)
     return hashes

@@ -1,4 +1,4 @@
-"""Convert fields of text to values of a raw type, checking each, by the rules of their column.
+"""Convert fields of text to checked values of a raw type, by the rules of their column.
 
 A field is the text between two delimiters; an empty field is a missing value.
 """
@@ -31,7 +31,7 @@ from nvt_torchrec.formats.feature_spec.raw_types.base import (
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.rows import CategoryValues, Jagged
 
-#: How many bytes of a field an error shows.
+#: The largest number of bytes of a field that an error shows.
 _MAX_SHOWN_BYTES = 40
 
 
@@ -41,9 +41,9 @@ class Converted:
 
     Attributes:
         values: See :class:`formats.rows.RawRows`; 0, "" or an empty list where missing or wrong.
-        missing: bool [n].
+        missing: Where values are missing, bool [n].
         code: uint8 [n], 0 or the code of an error, see :mod:`formats.feature_spec.raw_types.base`.
-        show: Returns the wrong value of a row with a code, as Python writes it.
+        show: Returns the value of a row for errors, as Python's ``repr``.
     """
 
     values: CategoryValues
@@ -58,12 +58,12 @@ class Converted:
 
 
 def make_missing_column(read: Read, rows: int) -> Converted:
-    """Return a column of single values for a source that a file lacks: all are missing."""
+    """Return a column of single values, all missing, for a source that a file lacks."""
     return convert(to_fields([b""] * rows), read)
 
 
 def describe_count(fields: int, wanted: int) -> str:
-    """Return what is wrong with a line that has another number of fields."""
+    """Describe the error of a line that has another number of fields."""
     unit = "field" if fields == 1 else "fields"
     return f"{fields} {unit} instead of {wanted}"
 
@@ -75,13 +75,11 @@ def to_fields(values: list[bytes]) -> pa.Array:
 
 
 def convert(fields: pa.Array, read: Read) -> Converted:
-    """Convert single values as a column of the file is to be read.
-
-    Only a label and a weight may not be missing.
+    """Convert fields that hold single values.
 
     Args:
         fields: Binary array [n] without nulls.
-        read: How they are read; the source and ``multi_hot`` are ignored.
+        read: How they are read; ``source`` and ``multi_hot`` are ignored.
     """
     texts, missing = _find_present(fields, read)
     parsed = RAW_TYPES[read.raw].from_text(texts, missing, read)
@@ -93,10 +91,10 @@ def convert(fields: pa.Array, read: Read) -> Converted:
 
 
 def _find_present(fields: pa.Array, read: Read) -> tuple[pa.Array, np.ndarray]:
-    """Return fields without spaces around them and with "" for null texts, and which are empty.
+    """Trim fields and replace null texts by "", if the column's rules say so.
 
     Returns:
-        Binary array [n], and bool [n].
+        The fields, binary array [n]; and where they are empty, bool [n].
     """
     if read.trim:
         fields = pc.ascii_trim(fields.view(pa.string()), characters=" \t").view(pa.binary())
@@ -109,12 +107,12 @@ def _find_present(fields: pa.Array, read: Read) -> tuple[pa.Array, np.ndarray]:
 def convert_lists(fields: pa.Array, read: Read, separator: str) -> Converted:
     """Convert fields that hold lists of values; an empty field or a null text is a missing list.
 
-    Spaces are removed around a list and around each value. Within a list, an empty value and a null
-    text are errors. A list may end with a separator; one of numbers may be in brackets.
+    Trimming removes spaces around a list and around each value. Within a list, an empty value or a
+    null text is an error. A list may end with a separator, and lists of numbers may be in brackets.
     """
     texts, missing = _find_present(fields, read)
     stripped = _strip_lists(texts, missing, read, separator)
-    if stripped is not texts:  # what is left may be a null text, or have spaces around it
+    if stripped is not texts:  # the rest may be a null text, or have spaces around it
         texts, missing = _find_present(stripped, read)
     lists = pc.split_pattern(texts, pattern=separator)
     offsets = np.frombuffer(lists.buffers()[1], np.int32, len(lists) + 1, 4 * lists.offset)
@@ -133,9 +131,9 @@ def convert_lists(fields: pa.Array, read: Read, separator: str) -> Converted:
 
 
 def _strip_lists(texts: pa.Array, missing: np.ndarray, read: Read, separator: str) -> pa.Array:
-    """Return lists without brackets around them and a separator at their end.
+    """Remove brackets around lists, and a separator at their end.
 
-    Most columns have neither, and are returned as they are.
+    Columns that have neither, as most do, are returned unchanged.
     """
     offsets, data = string_parts(texts)
     last_bytes = data[offsets[1:][~missing] - 1]
@@ -152,11 +150,11 @@ def convert_items(offsets: np.ndarray, items: Converted) -> Converted:
 
     Args:
         offsets: int64 [n + 1], the offsets of the rows' lists in the items.
-        items: The items of all rows, one after the other.
+        items: The items of all rows, one row after the other.
     """
     lengths = np.diff(offsets)
     code = np.zeros(len(lengths), np.uint8)
-    # From the last to the first, so that of several wrong items of a row the first is written last.
+    # In reverse, so that the first of several wrong items of a row is written last.
     wrong = np.flatnonzero(items.code)[::-1]
     rows = np.searchsorted(offsets, wrong, side="right") - 1
     code[rows] = items.code[wrong]
@@ -166,9 +164,9 @@ def convert_items(offsets: np.ndarray, items: Converted) -> Converted:
 
 
 def check_vectors(lists: Converted, read: Read) -> Converted:
-    """Return lists with the codes of those that are no vectors; other lists stay as they are.
+    """Check that the lists of a vector have its width, and numbers that fit its dtype.
 
-    A vector has the width of the spec, and its numbers fit the type in which it is stored.
+    The lists of other columns are returned unchanged.
     """
     if not read.width or not isinstance(lists.values, Jagged):
         return lists
@@ -181,14 +179,15 @@ def check_vectors(lists: Converted, read: Read) -> Converted:
     lists.code[has_other_width] = WRONG_WIDTH
     too_large = np.flatnonzero(np.abs(numbers) > read.maximum)
     rows = np.searchsorted(offsets, too_large, side="right") - 1
-    beyond = dict(zip(rows[::-1].tolist(), too_large[::-1].tolist(), strict=True))
-    lists.code[[row for row in beyond if lists.code[row] == 0]] = BEYOND_FLOAT16
+    # in reverse, so that the first of several numbers of a row is kept
+    first_too_large = dict(zip(rows[::-1].tolist(), too_large[::-1].tolist(), strict=True))
+    lists.code[[row for row in first_too_large if lists.code[row] == 0]] = BEYOND_FLOAT16
 
     def show(row: int) -> str:
         if lists.code[row] == WRONG_WIDTH:
             return f"{lengths[row]} values instead of {read.width}"
         if lists.code[row] == BEYOND_FLOAT16:
-            return repr(float(numbers[beyond[row]]))
+            return repr(float(numbers[first_too_large[row]]))
         return lists.show(row)
 
     return dataclasses.replace(lists, show=show)

@@ -1,7 +1,7 @@
-"""Parse delimited text of any spec, strictly: every row has all its fields.
+"""Parse delimited text of any spec, strictly: every row must have all its fields.
 
-A field may be quoted as a whole, and a quote within is doubled. Delimiters of several characters
-are replaced by a character that the text does not contain.
+A field may be quoted as a whole, and quotes within it are doubled. Delimiters of several characters
+are replaced by a single character that the text does not contain.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nvt_torchrec.clicklog.text.convert import (
 )
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines
 from nvt_torchrec.clicklog.text.line_layout import LineLayout
-from nvt_torchrec.clicklog.text.remedies import line_remedy
+from nvt_torchrec.clicklog.text.remedies import suggest_line_remedy
 from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.raw_types import base as codes
 from nvt_torchrec.formats.feature_spec.read_plan import Read
@@ -35,19 +35,19 @@ from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows
 _NEWLINE = 10
 _RETURN = 13
 _QUOTE = 34
-# Numba takes globals of this module for constants, but not attributes of another one.
+# Numba treats globals of this module as constants, but not attributes of another module.
 _OPEN_QUOTE = codes.OPEN_QUOTE
 _AFTER_QUOTE = codes.AFTER_QUOTE
 _ONE = np.uint64(1)
-#: Control characters that hardly any text contains, without NUL, tab and line ends; first those
-#: that were made to separate.
+#: Control characters that hardly any text contains, without NUL, tab and line ends; the separators
+#: among them come first.
 _RARE = [bytes([code]) for code in (*range(31, 13, -1), *range(8, 0, -1), 11, 12, 127)]
 
 
 def parse_delimited(
     data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, max_bad_rows: int = 0
 ) -> RawRows:
-    """Parse delimited text of any spec, as :func:`.tokenizer.parse_rows` does; it is UTF-8."""
+    """Parse delimited text of any spec in UTF-8; see :func:`.tokenizer.parse_rows`."""
     plan = spec.read_plan(label=layout.label)
     names = {read.source for read in plan.reads}
     if spec.optional_time not in layout.fields:
@@ -77,7 +77,7 @@ def parse_delimited(
     bad_count = rows.bad_count + len(malformed)
     if bad_count > max_bad_rows:
         malformed = malformed[:DESCRIBED_BAD_ROWS]
-    # lines of assembled rows count only the lines that could be split
+    # assembled rows are numbered by the lines that could be split, so renumber them
     bad = [row.move_to(int(split.line[row.line])) for row in rows.bad]
     for line in malformed.tolist():
         bad.append(_describe_malformed(split, line, spec, len(layout.fields)))
@@ -94,7 +94,7 @@ def parse_delimited(
 
 
 def _describe_malformed(split: DelimitedRows, line: int, spec: FeatureSpec, fields: int) -> BadRow:
-    """Describe a line that has another number of fields than ``fields``, or a wrong quote."""
+    """Describe a line with another number of fields than ``fields``, or a misplaced quote."""
     code = int(split.code[line])
     where = int(split.where[line])
     text = split.row(line)
@@ -102,22 +102,22 @@ def _describe_malformed(split: DelimitedRows, line: int, spec: FeatureSpec, fiel
         what = describe_count(where, fields)
     else:
         what = f"field {where + 1}: {codes.MESSAGES[code]}"
-    return BadRow(line, what, "", text, line_remedy(text, spec, code))
+    return BadRow(line, what, "", text, suggest_line_remedy(text, spec, code))
 
 
 @dataclasses.dataclass(frozen=True)
 class DelimitedRows:
-    """The fields of some columns of a text of ``n`` rows.
+    """The fields of the wanted columns of a text of ``n`` rows.
 
     Attributes:
-        columns: Binary arrays [well-formed rows], one for each of the columns.
-        line: int64 [well-formed rows], the index of each among the ``n`` rows.
-        code: uint8 [n], 0, or the code of what is wrong with a row as a whole.
-        where: int32 [n], for rows with a code: the number of fields if it is FIELD_COUNT, else the
-            index of the wrong field.
+        columns: A binary array [well-formed rows] for each wanted column.
+        line: int64 [well-formed rows], the index of each well-formed row among the ``n`` rows.
+        code: uint8 [n], 0, or the code of an error of a row as a whole.
+        where: int32 [n], for rows with a code: the number of fields if the code is FIELD_COUNT,
+            else the index of the wrong field.
         begins: int32 [n + 1], the offset of each row in ``text``, and the end of the last one.
         text: The rows.
-        delimiter: The delimiter in ``text``, and the one that it stands for.
+        delimiter: The delimiter in ``text``, and the original delimiter that it replaces.
     """
 
     columns: list[pa.Array]
@@ -132,7 +132,7 @@ class DelimitedRows:
         return len(self.code)
 
     def row(self, line: int) -> bytes:
-        """Return the text of a row without its end."""
+        """Return the text of a row without its line break."""
         text = self.text[self.begins[line] : self.begins[line + 1]]
         return text.removesuffix(b"\n").removesuffix(b"\r").replace(*self.delimiter)
 
@@ -140,13 +140,13 @@ class DelimitedRows:
 def split_rows(
     text: bytes | memoryview, input_format: InputFormat, fields: int, wanted: Sequence[int]
 ) -> DelimitedRows:
-    """Split whole rows; the last one may lack its newline, and ``\\r\\n`` ends one too.
+    """Split whole rows; the last one may lack its newline, and ``\\r\\n`` ends a row, too.
 
     Args:
-        text: The rows, without a header.
-        input_format: How they are written; what it says of the encoding is ignored.
-        fields: How many fields a row has.
-        wanted: The indices of the fields that are returned, in ascending order.
+        text: The rows in UTF-8, without a header.
+        input_format: The delimiter and whether fields may be quoted.
+        fields: The number of fields of a row.
+        wanted: The indices of the fields to return, in ascending order.
     """
     whole = bytes(text)
     delimiter = original = input_format.delimiter.encode()
@@ -188,23 +188,24 @@ def split_rows(
 def _find_fields(text, delimiter, slots, starts, counts, code, begins, ends, doubled):
     """Find the fields of rows, in one pass over the bytes.
 
-    A quote within a quoted field is doubled; so the first quote that is not doubled ends the field,
-    and must stand before a delimiter or the end of the row.
+    Quotes within a quoted field are doubled. So the first quote that is not doubled ends the field,
+    and must be followed by a delimiter or the end of the row.
 
     Args:
         text: uint8, whole rows.
         delimiter: The byte between fields.
         slots: [fields], the index in ``begins`` and ``ends`` of each field of a row, or -1.
-        starts: [n + 1], filled with the offset of each row.
-        counts: [n], filled with the number of its fields, or the index of the first field that is
-            quoted wrongly.
-        code: [n], 0, filled with OPEN_QUOTE or AFTER_QUOTE for such a row.
-        begins: [slots, n], filled with the offsets of the fields in the text, behind the quote.
-        ends: Likewise the offsets at which they end; ``\\r\\n`` ends a row too.
-        doubled: [slots, n], filled with the number of doubled quotes in them; None if no field is
-            quoted.
+        starts: The result, [n + 1], the offset of each row.
+        counts: The result, [n], the number of fields, or the index of the first wrongly quoted
+            field.
+        code: The result, [n], OPEN_QUOTE or AFTER_QUOTE for a row with a wrongly quoted field;
+            initially 0.
+        begins: The result, [slots, n], the offset of each field in the text, after a quote.
+        ends: The result, [slots, n], the end of each field.
+        doubled: The result, [slots, n], the number of doubled quotes in each field; None if no
+            field is quoted.
     """
-    at = np.uint64(0)  # without a sign, see _gather
+    at = np.uint64(0)  # unsigned, see _gather
     for row in range(len(counts)):
         field = 0
         byte = delimiter
@@ -235,7 +236,7 @@ def _find_fields(text, delimiter, slots, starts, counts, code, begins, ends, dou
                 if wrong and not code[row]:
                     code[row] = wrong
                     counts[row] = field
-            # an unquoted field; or, behind a field that is quoted wrongly, the rest of it
+            # an unquoted field, or the rest of a wrongly quoted field
             while byte != delimiter and byte != _NEWLINE:
                 at += _ONE
                 byte = text[at]
@@ -257,7 +258,7 @@ def _find_fields(text, delimiter, slots, starts, counts, code, begins, ends, dou
 
 @compiled()
 def _gather(text, begins, ends, doubled):
-    """Copy fields one after the other, and one quote of two that are doubled.
+    """Copy fields one after the other, replacing doubled quotes by single ones.
 
     Returns:
         The offsets of the fields, int32 [n + 1], and their bytes, uint8.
@@ -268,7 +269,7 @@ def _gather(text, begins, ends, doubled):
         if doubled is not None:
             offsets[i + 1] -= doubled[i]
     data = np.empty(offsets[-1], np.uint8)
-    # Indices without a sign: Numba compares others with 0, to count negative ones from the end.
+    # Unsigned indices: Numba compares signed ones with 0, because negative ones count from the end.
     to = np.uint64(0)
     for i in range(len(begins)):
         at = np.uint64(begins[i])
@@ -286,7 +287,7 @@ def _gather(text, begins, ends, doubled):
 
 
 def _find_unused_character(text: bytes) -> bytes:
-    """Return a character that a text does not contain. Raises BadInputError if there is none."""
+    """Return a character that a text does not contain. Raises BadInputError if it has all."""
     for character in _RARE:
         if character not in text:
             return character

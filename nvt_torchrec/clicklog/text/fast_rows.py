@@ -3,11 +3,11 @@
 Nearly all rows have integers of up to eight digits and categories of exactly eight hexadecimal
 digits, or empty fields. :func:`parse_row` parses such a row without branches that depend on digits;
 it gives up on any other row, which the tokenizer then parses byte by byte. It works on addresses,
-because indexing a Numba array checks for a negative index at every byte.
+because indexing a Numba array would check for a negative index at every byte.
 
 Eight bytes in a 64-bit word (little-endian: the first byte is the lowest) are processed together
-("SIMD within a register"): every multiplication merges neighbouring numbers into one of twice as
-many digits.
+("SIMD within a register"): every multiplication merges pairs of adjacent numbers into numbers with
+twice as many digits.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _RETURN = 13
 _MINUS = 45
 #: The first byte of a word.
 _BYTE = np.uint64(0xFF)
-#: 1 in each byte of a word: times a number, the number in each byte.
+#: 1 in each byte of a word. Multiplied by a number, it puts the number into each byte.
 _ONE_IN_EACH_BYTE = np.uint64(0x0101010101010101)
-#: The lower half of each byte: the value of a decimal digit, whose code is 0x30 and the digit.
+#: The lower half of each byte, which is the value of a decimal digit: "0" is 0x30, "9" is 0x39.
 _LOW_HALVES = np.uint64(0x0F0F0F0F0F0F0F0F)
-#: Every second byte: where the numbers of two digits are after the first step.
+#: Every second byte, which has the numbers of two digits after the first step.
 _EVERY_SECOND_BYTE = np.uint64(0x00FF00FF00FF00FF)
-#: Every second pair of bytes: where the numbers of four digits are after the second step.
+#: Every second pair of bytes, which has the numbers of four digits after the second step.
 _EVERY_SECOND_PAIR = np.uint64(0x0000FFFF0000FFFF)
 
 
 @compiled()
 def count_newlines(buffer):
-    """Count the newlines in a uint8 array, without the array of booleans that NumPy would make."""
+    """Count the newlines in a uint8 array, without allocating a mask as NumPy would."""
     lines = 0
     for i in range(len(buffer)):
         lines += buffer[i] == _NEWLINE
@@ -45,7 +45,7 @@ def count_newlines(buffer):
 
 
 def find_row_offsets(text: bytes | memoryview) -> np.ndarray:
-    """Return int32 [n + 1], the offsets at which each of ``n`` rows begins and the last one ends.
+    """Return the offset of each of ``n`` rows and the end of the last one, int32 [n + 1].
 
     Args:
         text: Whole rows, the last one with or without its newline.
@@ -58,10 +58,10 @@ def find_row_offsets(text: bytes | memoryview) -> np.ndarray:
 
 
 def find_max_row_bytes(dense_count: int, categorical_count: int) -> int:
-    """Return how many bytes :func:`parse_row` may read from the beginning of a row.
+    """Return the largest number of bytes that :func:`parse_row` reads from a row's beginning.
 
-    These are a label and its tab; for each dense column a sign, eight digits and a tab; for each
-    categorical one eight digits and a separator; ``\\r\\n``; and the rest of the last word.
+    These are a label and its tab; a sign, eight digits and a tab for each dense column; eight
+    digits and a separator for each categorical column; ``\\r\\n``; and the rest of the last word.
     """
     return 2 + 10 * dense_count + 9 * categorical_count + 2 + 8
 
@@ -112,12 +112,11 @@ def trailing_zeros(typing, word):
 
 @compiled()
 def _count_digit_bits(word):
-    """Return the number of bits, 8 for each, of the decimal digits with which the word begins."""
+    """Return the number of bits, 8 per digit, of the decimal digits at the beginning of a word."""
     # A digit becomes its value, 0 to 9; every other byte becomes something above 9.
     values = word ^ np.uint64(0x3030303030303030)
-    # Adding 0x76 to a byte above 9 sets its bit 7, which a byte from 0x80 on has already. A carry
-    # can reach a byte only from one above 9: then that is the first one, and later ones do not
-    # count.
+    # Adding 0x76 to a byte above 9 sets its bit 7, which bytes of at least 0x80 have already. A
+    # byte can only get a carry from an earlier byte above 9, after which bytes do not matter.
     above = ((values + np.uint64(0x7676767676767676)) | values) & np.uint64(0x8080808080808080)
     return trailing_zeros(above) & np.uint64(0x78)  # from bit 7 down to bit 0 of that byte
 
@@ -125,11 +124,11 @@ def _count_digit_bits(word):
 @compiled()
 def _parse_decimal(word, bits):
     """Return the number in the first ``bits`` / 8 digits of the word; 0 without digits."""
-    # Move the digits to the end of the word, with zeros before them: then there are always eight.
-    # In two steps, because a shift by 64, of no digits, would be undefined.
+    # Move the digits to the end of the word, with zeros before them, so that there are always
+    # eight. The shift has two steps, because a shift by 64 (without digits) would be undefined.
     if bits < np.uint64(64):
         word = (word << np.uint64(8)) << (np.uint64(56) - bits)
-    # Each multiplication adds to a number the one before it, times 10, 100 or 10,000.
+    # Each multiplication adds the previous number times 10, 100 or 10,000 to a number.
     word &= _LOW_HALVES
     word = (word * np.uint64(10 << 8 | 1)) >> np.uint64(8)
     word = ((word & _EVERY_SECOND_BYTE) * np.uint64(100 << 16 | 1)) >> np.uint64(16)
@@ -143,10 +142,10 @@ def _find_not_hexadecimal(word):
     low = word & _LOW_HALVES
     high = (word >> np.uint64(4)) & _LOW_HALVES
     letter = (high >> np.uint64(2)) & _ONE_IN_EACH_BYTE
-    # The upper half must be 3 for digits, and 4 for letters, whose small form sets one bit more.
+    # The upper half must be 3 for digits, and 4 for letters or 6 for lower-case letters.
     three = np.uint64(3) * _ONE_IN_EACH_BYTE
     wrong = (high & ~(letter << np.uint64(1))) ^ (three + letter)
-    # The lower half must be at most 9 for digits, 6 for letters: larger ones carry into bit 4.
+    # The lower half must be at most 9 for digits and 6 for letters; larger ones carry into bit 4.
     sixteen = np.uint64(16) * _ONE_IN_EACH_BYTE
     wrong |= (low + np.uint64(6) * _ONE_IN_EACH_BYTE + np.uint64(3) * letter) & sixteen
     # The lower half of a letter must be at least 1: 16 - 0 is the only difference with bit 4.
@@ -157,9 +156,9 @@ def _find_not_hexadecimal(word):
 def _parse_hexadecimal(word):
     """Return the number in eight hexadecimal digits."""
     letter = (word >> np.uint64(6)) & _ONE_IN_EACH_BYTE
-    # "a" ends with 1 and stands for 10
+    # the lower half of "a" is 1, and its value is 10
     word = (word & _LOW_HALVES) + np.uint64(9) * letter
-    # Join neighbouring digits, then pairs, then fours; the first one is the highest.
+    # Join adjacent digits, then pairs, then groups of four; the first digit is the highest.
     word = ((word << np.uint64(4)) | (word >> np.uint64(8))) & _EVERY_SECOND_BYTE
     word = ((word << np.uint64(8)) | (word >> np.uint64(16))) & _EVERY_SECOND_PAIR
     return (word << np.uint64(16)) | (word >> np.uint64(32))
@@ -196,8 +195,8 @@ def parse_row(address, has_label, dense, dense_step, dense_count, ids, ids_step,
         address += np.uint64(2)
     for j in range(dense_count):
         word = load_word(address)
-        # Signs and missing values come in no order that a processor could predict. So they are
-        # numbers to compute with, and the only branch is taken by rows that are not usual.
+        # Signs and missing values are unpredictable for branches. So they are computed as numbers,
+        # and the only branch is taken by unusual rows.
         negative = np.uint64((word & _BYTE) == np.uint64(_MINUS))
         word >>= negative << np.uint64(3)
         address += negative
@@ -207,7 +206,7 @@ def parse_row(address, has_label, dense, dense_step, dense_count, ids, ids_step,
         missing = np.uint64(bits == none)
         if negative & missing or _load_byte(address) != np.uint8(_TAB):
             return none, none, none, none
-        # in two's complement, all bits inverted and 1 added is the negative number
+        # two's complement: inverting all bits and adding 1 negates a number
         _store_word32(dense, (value ^ (none - negative)) + negative)
         dense_missing |= missing << np.uint64(j)
         dense += dense_step

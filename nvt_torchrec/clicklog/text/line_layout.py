@@ -1,4 +1,4 @@
-"""The first lines of a text file, and the positions of a spec's columns in its lines."""
+"""The fields of the lines of a text file, derived from its first lines."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from nvt_torchrec.clicklog.text.remedies import (
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import base as codes
 
-#: How much text of a file decides which columns it has and whether its rows have a label. It is far
-#: more than a line, because objects of JSON may leave out keys of missing values.
+#: The number of bytes at the beginning of a file that decide which columns it has and whether its
+#: rows have a label. They are far more than a line, because JSON objects may lack keys of missing
+#: values.
 HEAD_BYTES = 1 << 20
-#: How many columns an error lists.
+#: The largest number of columns that an error lists.
 _MAX_LISTED = 20
-#: How many lines decide whether there is a label, so that one malformed line does not.
+#: The number of lines that decide whether there is a label; one line could be malformed.
 _MAX_LINES = 100
-#: The first bytes of files that are no text.
+#: The first bytes of files that are not UTF-8 text.
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _ZIP = b"PK\x03\x04"
 #: The ending of the name of a compressed file, and the file's first bytes.
@@ -37,14 +38,14 @@ _COMPRESSED = {
 
 @dataclasses.dataclass(frozen=True)
 class LineLayout:
-    """What the fields of the lines of a file are.
+    """The fields of the lines of a file.
 
     Attributes:
-        fields: The name of each field of a line, "" for those without; the spec's sources are
-            among them. () for JSON lines.
-        label: Whether the rows have labels, and what else only training reads.
-        begin: The byte of the file at which the first row begins: 0, or after the header.
-        source: Names the file in errors; only for JSON lines.
+        fields: The name of each field of a line, "" for fields without a name; the spec's sources
+            are among them. () for JSON lines.
+        label: Whether the rows have the labels and the other fields that only training reads.
+        begin: The byte offset of the first row in the file: 0, or after the header.
+        source: The name of the file in errors; only for JSON lines.
     """
 
     fields: tuple[str, ...]
@@ -58,18 +59,18 @@ class LineLayout:
 
 
 def list_plain_layouts(spec: FeatureSpec) -> list[LineLayout]:
-    """Return the layouts that a file without a header may have, with different numbers of fields.
+    """Return the layouts that a file without a header can have, with different numbers of fields.
 
-    The first one has all fields, and the second one lacks those that only labels are read from.
-    Further ones also lack the weight, the column of the split, and the times, if the spec has them.
+    The first one has all fields. The second one lacks the fields that only labels are read from.
+    Each following one also lacks the weight, the column of the split, or the times.
     """
     plan = spec.read_plan(label=True)
     features = set(spec.sources(label=False))
     names = spec.file_columns(label=True)
     layouts: dict[int, LineLayout] = {}
     absent: set[str] = set()
-    of_clicks = (plan.label_time, *itertools.chain(*plan.label_keys))
-    for dropped in ((), plan.labels, (plan.weight,), (plan.key,), plan.times, of_clicks):
+    click_fields = (plan.label_time, *itertools.chain(*plan.label_keys))
+    for dropped in ((), plan.labels, (plan.weight,), (plan.key,), plan.times, click_fields):
         sources = {plan.reads[index].source for index in dropped if index is not None}
         absent |= sources - features
         fields = tuple(name for name in names if name not in absent)
@@ -78,25 +79,22 @@ def list_plain_layouts(spec: FeatureSpec) -> list[LineLayout]:
 
 
 def make_plain_layout(spec: FeatureSpec, *, label: bool) -> LineLayout:
-    """Return the layout of a file without a header, as :meth:`FeatureSpec.file_columns` says.
-
-    Without labels, it has none of the fields that only training reads.
-    """
+    """Return the layout of a file without a header, whose lines have all or no training fields."""
     return LineLayout(tuple(spec.file_columns(label=label)), label)
 
 
 def find_layout(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
-    """Return the layout that a file's first lines show; a header may name further columns.
+    """Derive the layout from a file's first lines; a header may name additional columns.
 
     Args:
         head: The file's first lines; the last one may be cut.
-        source: Names the file in errors.
+        source: The name of the file in errors.
         spec: The columns.
 
     Raises:
         BadInputError: The header lacks a column, or has it twice.
-        BadRowError: There is no header, and no line has as many fields as the spec, or as many as
-            without labels.
+        BadRowError: There is no header, and no line has as many fields as one of the layouts of
+            :func:`list_plain_layouts`.
     """
     check_text(head, source)
     if not spec.input.header:
@@ -108,7 +106,7 @@ def find_layout(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     for name in columns:
         if name in names and names.count(name) > 1:
             raise BadInputError(
-                f"{source}: column {name} is twice in the header",
+                f"{source}: column {name} is in the header twice",
                 f"name its {len(names)} fields by position in [input] of the spec: header = false, "
                 f"skip_lines = {spec.input.skip_lines + 1}, columns = "
                 f'["{columns[0]}", "", …], with "" for those that are not read',
@@ -117,7 +115,7 @@ def find_layout(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
             listed = ", ".join(names[:_MAX_LISTED])
             if len(names) > _MAX_LISTED:
                 listed += " …"
-            is_misread = "\ufffd" in listed  # stands for bytes that are not of the encoding
+            is_misread = "\ufffd" in listed  # replaces bytes that do not fit the encoding
             hint = REMEDIES[codes.NOT_UTF8] if is_misread else HEADER
             raise BadInputError(
                 f"{source}: column {name} is not in the header",
@@ -128,66 +126,66 @@ def find_layout(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
 
 
 def _layout_by_count(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
-    """Return the layout whose number of fields most lines have.
+    """Return the layout whose number of fields is the most common one among the lines.
 
     Raises:
         BadRowError: No line has as many fields as any layout.
     """
     layouts = list_plain_layouts(spec)
     lines = head.split(b"\n", _MAX_LINES)
-    whole = lines[:-1] or lines  # the last one may be cut
+    whole = lines[:-1] or lines  # the last line may be cut
     counts = [len(split_line(line, spec)) for line in whole]
     best = max(layouts, key=lambda layout: counts.count(len(layout.fields)))
     if len(best.fields) in counts:
         return best
     delimiter = {"\t": "tab", ",": "comma"}.get(spec.input.delimiter, repr(spec.input.delimiter))
     unit = "field" if counts[0] == 1 else "fields"
-    needed = f"{len(layouts[0].fields)} are needed"
+    expected = f"expected {len(layouts[0].fields)}"
     if len(layouts) > 1:
         fewer = " or ".join(str(len(layout.fields)) for layout in layouts[1:])
-        needed += f" ({fewer} without the label)"
+        expected += f" ({fewer} without the label)"
     names = [name or '""' for name in spec.file_columns(label=True)]
     remedy = ANOTHER_LOG.format(source) if spec.is_criteo_format else FIRST_LINES
     raise BadRowError(
         f"{source}, line 1: {counts[0]} {delimiter}-separated {unit}",
-        f"{needed}: {', '.join(names[:2])} … {names[-1]}; {remedy}",
+        f"{expected}: {', '.join(names[:2])} … {names[-1]}; {remedy}",
     )
 
 
 def check_text(head: bytes, source: str) -> None:
-    """Check that a file is text as a spec can read it.
+    """Check that a file is delimited text.
 
     Args:
         head: The file's first lines.
-        source: Names the file in errors.
+        source: The name of the file in errors.
 
     Raises:
-        BadInputError: It is UTF-16, compressed although its name does not say so, or JSON; or its
-            lines end with a carriage return alone.
+        BadInputError: The file is UTF-16, JSON, or compressed although its name does not say so; or
+            its lines end with a carriage return only.
     """
     file = shlex.quote(source)
     if head.startswith(_UTF_16):
         remedy = f"convert it: iconv -f UTF-16 -t UTF-8 {file} > converted.csv"
         raise BadInputError(f"{source}: UTF-16", remedy)
     if head.startswith(_ZIP):
-        remedy = f"unpack it: unzip {file}; save Excel's as CSV"
+        remedy = f"unpack it: unzip {file}; or, if it is an Excel file, save it as CSV"
         raise BadInputError(f"{source}: a zip archive", remedy)
     for ending, magic in _COMPRESSED.items():
         if head.startswith(magic):
             what = f"{source}: compressed, but its name does not say so"
             raise BadInputError(what, f"name it {source}{ending}")
     if is_json(head):
-        remedy = f"make a spec by `python -m etl guess {file}`, which sets format"
+        remedy = f"make a spec with `python -m etl guess {file}`, which sets format"
         raise BadInputError(f"{source}: JSON", remedy)
     if head.startswith(b'[{"'):
-        remedy = f"make a line of each object: jq -c '.[]' {file} > converted.jsonl"
+        remedy = f"write each object on a line: jq -c '.[]' {file} > converted.jsonl"
         raise BadInputError(f"{source}: a JSON list", remedy)
     has_bare_returns = b"\n" not in head and b"\r" in head.rstrip(b"\r")
     if has_bare_returns:
         remedy = f"convert it: tr '\\r' '\\n' < {file} > converted.csv"
         if source.endswith(tuple(_COMPRESSED)):
             remedy = f"unpack it and {remedy}"
-        raise BadInputError(f"{source}: its lines end with \\r alone", remedy)
+        raise BadInputError(f"{source}: its lines end with \\r only", remedy)
 
 
 def is_json(head: bytes) -> bool:
@@ -199,12 +197,12 @@ def is_json(head: bytes) -> bool:
 
 
 def split_line(line: bytes, spec: FeatureSpec) -> list[str]:
-    """Split one line, with or without its line end, into fields."""
+    """Split one line, with or without its line break, into fields."""
     text = line.removesuffix(b"\n").removesuffix(b"\r").decode(spec.input.encoding, "replace")
     if not spec.input.quoted:
         return text.split(spec.input.delimiter)
     delimiter = re.escape(spec.input.delimiter)
-    # a quoted beginning, in which quotes are doubled; the rest; and what ends the field
+    # groups: a quoted beginning, in which quotes are doubled; the rest; the end of the field
     field = re.compile(f'(?:"([^"]*(?:""[^"]*)*)"?)?(.*?)({delimiter}|$)', re.DOTALL)
     fields: list[str] = []
     offset = 0

@@ -1,8 +1,8 @@
-"""Lines of text → rows, by the parser that suits the spec; and the parser of Criteo's format.
+"""Parse lines of text: the choice of the parser, and the parser of Criteo's format.
 
-One compiled pass without the interpreter lock, so that threads parse in parallel, parses the usual
-rows of Criteo's format (:mod:`.fast_rows`) and checks every field. All other rows, malformed ones
-among them, are then parsed like any delimited text.
+One compiled pass, without the interpreter lock so that threads parse in parallel, parses and checks
+the usual rows of Criteo's format (:mod:`.fast_rows`). All other rows, including malformed ones, are
+then parsed like any delimited text.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def parse_rows(
     """Parse whole lines of text without a header line, by the parser that suits the spec.
 
     Args:
-        data: Lines of UTF-8; the last one with or without its newline; ``\\r\\n`` ends a line too.
-        spec: The columns; their raw types say what a field may hold.
-        layout: Which columns the fields of a line are.
+        data: Lines of UTF-8; the last one with or without its newline; ``\\r\\n`` ends a line, too.
+        spec: The columns.
+        layout: The fields of a line.
         max_bad_rows: If there are more bad rows, ``RawRows.bad`` has only the first ones.
 
     Raises:
@@ -42,8 +42,8 @@ def parse_rows(
     return parse_delimited(data, spec, layout, max_bad_rows=max_bad_rows)
 
 
-def as_utf8(text: bytes | memoryview, encoding: str) -> bytes | memoryview:
-    """Return text in one of the encodings of a spec as UTF-8, which is not checked."""
+def to_utf8(text: bytes | memoryview, encoding: str) -> bytes | memoryview:
+    """Convert text in one of the encodings of a spec to UTF-8; UTF-8 itself is not checked."""
     return text if encoding == "utf-8" else bytes(text).decode(encoding, "replace").encode()
 
 
@@ -57,18 +57,18 @@ def parse_criteo(
     """Parse whole lines of a log in Criteo's format.
 
     Args:
-        data: Lines, the last one with or without its newline; ``\\r\\n`` ends a line too.
+        data: Lines, the last one with or without its newline; ``\\r\\n`` ends a line, too.
         spec: The columns, in order; its ``is_criteo_format`` is true. Categories are up to 8
             hexadecimal digits, dense values 32-bit integers, labels 0 or 1, also as 0.0 and 1.0. An
-            empty field is a missing value, which a label may not be.
+            empty field is a missing value; labels must not be missing.
         label: Whether the rows begin with the label.
         max_bad_rows: See :func:`parse_rows`.
     """
     buffer = np.frombuffer(data, np.uint8)
     if len(buffer) and buffer[-1] != _NEWLINE:
         buffer = np.append(buffer, np.uint8(_NEWLINE))
-    # Arrays of bytes objects are read-only, and appended ones are not: two types, for each of which
-    # Numba would compile the loops.
+    # Numba would compile the loops for read-only arrays (of bytes objects) and for writable ones
+    # (of np.append), so all are made read-only.
     buffer.flags.writeable = False
     lines = count_newlines(buffer)
     rows = RawRows(
@@ -81,8 +81,8 @@ def parse_criteo(
         lines=lines,
     )
     max_row_bytes = find_max_row_bytes(len(spec.dense), len(spec.categorical))
-    # parse_row may read so many bytes from the beginning of any row, for the last rows beyond the
-    # buffer. So these are read from a copy with newlines behind it.
+    # parse_row may read max_row_bytes from the beginning of any row, for the last rows beyond the
+    # end of the buffer. So these are read from a copy that is padded with newlines.
     tail = np.concatenate([buffer[-max_row_bytes:], np.full(max_row_bytes, _NEWLINE, np.uint8)])
     tail_offset = max(0, len(buffer) - max_row_bytes)
     unusual_lines = np.empty(lines, np.int64)
@@ -106,11 +106,11 @@ def parse_criteo(
 def _fill_in_unusual(
     rows: RawRows, lines: np.ndarray, text: memoryview, spec: FeatureSpec, *, max_bad_rows: int
 ) -> RawRows:
-    """Fill in the rows that are not usual, or leave them out if they are malformed.
+    """Parse the unusual rows, and remove those that are malformed.
 
     Args:
-        rows: All rows, with arbitrary values in those that are not usual.
-        lines: int64 [k], the lines of the rows that are not usual.
+        rows: All rows, with arbitrary values in the unusual ones.
+        lines: int64 [k], the lines of the unusual rows.
         text: The text of these lines.
         spec: The columns.
         max_bad_rows: See :func:`parse_rows`.
@@ -147,19 +147,19 @@ def _parse(
 
     Args:
         buffer: uint8 [bytes], the text, which ends with a newline.
-        tail: uint8, the text from ``tail_offset`` on, with room behind it.
-        tail_offset: Rows that begin behind it are read from ``tail``.
+        tail: uint8, the text from ``tail_offset`` on, with padding after it.
+        tail_offset: Rows that begin after this offset are read from ``tail``.
         has_label: Whether rows begin with the label.
-        labels: uint8 [lines], filled; so are the next four, which are those of ``RawRows``.
-        dense: int32 [dense columns, lines].
-        categorical: uint32 [categorical columns, lines].
-        dense_missing: uint64 [1, lines].
-        categorical_missing: uint64 [1, lines].
-        unusual_lines: int64 [lines], filled with the lines of rows that are not usual.
-        unusual_text: uint8 [bytes], filled with the text of these rows.
+        labels: The result, uint8 [lines].
+        dense: The result, int32 [dense columns, lines].
+        categorical: The result, uint32 [categorical columns, lines].
+        dense_missing: The result, uint64 [1, lines].
+        categorical_missing: The result, uint64 [1, lines].
+        unusual_lines: The result, int64 [lines], the lines of unusual rows.
+        unusual_text: The result, uint8 [bytes], the text of unusual rows.
 
     Returns:
-        The number of rows that are not usual, and the number of their bytes.
+        The number of unusual rows, and the number of their bytes.
     """
     # Addresses instead of indices: see fast_rows. A step leads from one column to the next.
     buffer_address = np.uint64(buffer.ctypes.data)
@@ -173,7 +173,7 @@ def _parse(
     unusual_bytes = 0
     offset = 0
     while offset < len(buffer):
-        # of the byte 0 of the text, so that offsets count from it in the buffer and in the tail
+        # the address of byte 0 of the text, as if the buffer or the tail began there
         base = buffer_address if offset <= tail_offset else tail_address - np.uint64(tail_offset)
         column_offset = np.uint64(4 * line)
         end, label, dense_bits, ids_bits = parse_row(

@@ -38,7 +38,7 @@ DESCRIPTION = (
 
 
 @dataclasses.dataclass(frozen=True)
-class ExportSettings(Settings):
+class ListExportSettings(Settings):
     """The settings of ``python -m etl export``."""
 
     source: Path = flag("an output of `python -m etl run`", metavar="OUT", positional=True)
@@ -47,10 +47,10 @@ class ExportSettings(Settings):
     pad: bool = flag("pad each list to --max_events, with id 0 before the events", False)
 
 
-SETTINGS = (ExportSettings,)
+SETTINGS = (ListExportSettings,)
 
 
-def run(settings: ExportSettings) -> None:
+def run(settings: ListExportSettings) -> None:
     """Write the files.
 
     Raises:
@@ -115,7 +115,7 @@ def _read(part: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _make_lists(
-    store: HistoryStore, batch: pa.RecordBatch, settings: ExportSettings
+    store: HistoryStore, batch: pa.RecordBatch, settings: ListExportSettings
 ) -> list[pa.Array]:
     """Return the histories of a batch's rows: a list array for each column of the history."""
     import pyarrow as pa

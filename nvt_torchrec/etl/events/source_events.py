@@ -68,10 +68,10 @@ def make_source_spec(rule: SourceRule, spec: FeatureSpec, path: str) -> FeatureS
         aggregate = column.aggregate
         if aggregate is None or aggregate.source != rule.name:
             continue
-        own_key = rule.to_source_names(aggregate.key)
-        own_aggregate = dataclasses.replace(aggregate, key=own_key, source="")
+        file_key = rule.to_source_names(aggregate.key)
+        own_aggregate = dataclasses.replace(aggregate, key=file_key, source="")
         aggregates.append(dataclasses.replace(column, aggregate=own_aggregate))
-        log_names |= zip(own_key, aggregate.key, strict=True)
+        log_names |= zip(file_key, aggregate.key, strict=True)
         if aggregate.column and not aggregate.kind.takes_numbers:
             log_names.setdefault(aggregate.column, aggregate.column)
     amounts = []

@@ -13,7 +13,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
-from nvt_torchrec.base.files.journal import changes
+from nvt_torchrec.base.files.journal import list_changes
 from nvt_torchrec.base.files.validation import resolve_inside
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.engine_choice import choose_engine
@@ -180,7 +180,7 @@ class _Day:
         record = plan_record(self._describe_settings() | joined, self.files)
         interrupted = self.claim.unfinished_day()
         if interrupted:
-            changed = changes(adapt_plan(interrupted, record), record)
+            changed = list_changes(adapt_plan(interrupted, record), record)
             if changed:
                 log.warning(
                     "settings or inputs differ from those of the interrupted extension, which "

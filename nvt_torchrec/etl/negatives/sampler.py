@@ -97,6 +97,7 @@ class NegativeSampler:
         chosen = self._draw(rows, spec)
         drawn_per_row = np.count_nonzero(chosen >= 0, axis=1)
         index = np.repeat(np.arange(len(rows)), drawn_per_row + 1)
+        # Of each row and its negatives, the first one is the row itself.
         drawn = np.ones(len(index), np.bool_)
         drawn[np.cumsum(drawn_per_row + 1) - drawn_per_row - 1] = False
         chosen_items = chosen[chosen >= 0]
@@ -109,9 +110,9 @@ class NegativeSampler:
         if arrays["amounts"] is not None:
             arrays["amounts"][:, drawn] = np.nan
         stored = self._order[chosen_items]
-        own = {column.name for column in list_item_columns(self._rule, spec.features)}
+        item_names = {column.name for column in list_item_columns(self._rule, spec.features)}
         for j, column in enumerate(spec.dense):
-            if column.name in own:
+            if column.name in item_names:
                 values, missing = self._items.take(column.name, stored)
                 arrays["dense"][j, drawn] = values
                 _replace_missing(arrays["dense_missing"], j, drawn, missing)
@@ -121,7 +122,7 @@ class NegativeSampler:
         categorical: list[CategoryValues] = []
         for k, category in enumerate(spec.categorical):
             values = rows.categorical[k]
-            if category.name in own:
+            if category.name in item_names:
                 items, missing = self._items.take(category.name, stored)
                 _replace_missing(arrays["categorical_missing"], k, drawn, missing)
                 categorical.append(take_values(_append(values, items), index_or_item))

@@ -128,7 +128,7 @@ class JoinedTable:
             chunk = self.values[part]
             if kind == "float16" and not bool((chunk.abs() <= _MAX_FLOAT16).all()):
                 raise SettingsError(
-                    f"a weight is beyond {_MAX_FLOAT16:g}, the largest float16",
+                    f"a weight is larger than {_MAX_FLOAT16:g}, the largest float16",
                     "use float32 or int8",
                 )
             if ranges is None:

@@ -131,7 +131,8 @@ def _check_successor(
     """Check that a bundle has the served bundle's columns, and is not of an earlier generation.
 
     Returns:
-        The reasons to refuse it: that its generation is too early, unless the settings allow it.
+        The reason to refuse it if its generation is too early, unless the settings allow that;
+        otherwise an empty list.
 
     Raises:
         SchemaError: The bundle has other columns or labels.

@@ -33,7 +33,7 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> Any:
-        """A JSON value that changes with the rows.
+        """Return a JSON value that changes with the rows.
 
         A loader state is only loaded if the fingerprint of the data is the same as when it was
         saved.

@@ -81,6 +81,9 @@ def choose_regularization(
     Returns:
         The settings of the best trial, its training, and on rank 0 the baselines.
     """
+    if group.rank == 0:
+        # The first trial ends after seconds, or minutes on a busy machine: say what takes the time.
+        log.info("choosing regularization and layers on valid; each trial is a complete training")
     trials = Trials(given, settings, schema, group)
     trials.try_out({"batch_norm": False})
     if trials.best is None:  # valid has no rows

@@ -135,22 +135,7 @@ class CompiledWorkflow:
         dense = np.empty((len(self.spec.dense), len(rows)), np.float32)
         self._dense.transform(rows.dense, rows.dense_missing, dense)
         tallies = np.zeros((len(self._regions), 2), np.int64)
-        missing = rows.categorical_missing
-        if isinstance(rows.categorical, np.ndarray):
-            ids = Ids(np.empty(rows.categorical.shape, np.int32))
-            for word, begin in zip(missing, range(0, len(ids.values), WORD_BITS), strict=False):
-                columns = slice(begin, begin + WORD_BITS)
-                tables.encode_hex(
-                    rows.categorical[columns], word, 0, self._words, self._regions[columns],
-                    ids.values[columns], tallies[columns],
-                )  # fmt: skip
-        elif isinstance(rows.categorical, FlatColumns) and len(rows.categorical) == len(tallies):
-            lookup = self._words, self._regions, self._text_begins, self._text
-            ids = flat_tables.encode_columns(rows.categorical, missing, *lookup, tallies)
-        else:
-            # Rows that were read for a workflow with histories have more columns.
-            own_columns = rows.categorical[: len(tallies)]
-            ids = self._encode_columns(own_columns, missing, tallies, rows.table_rows)
+        ids = self._encode_categories(rows, tallies)
         if self.events is not None and rows.groups is not None and self.histories:
             sizes = dict(zip(self.schema.categorical, self.schema.table_sizes, strict=True))
             ids = self.events.add_histories(
@@ -219,6 +204,36 @@ class CompiledWorkflow:
         ids = np.empty(len(cells), np.int32)
         self._encode(j, cells, _NO_BITS, ids, np.zeros(2, np.int64))
         return ids
+
+    def _encode_categories(self, rows: RawRows, tallies: np.ndarray) -> Ids:
+        """Return the ids of the categorical columns.
+
+        Args:
+            rows: The rows.
+            tallies: int64 [columns, 2], to which the numbers of null and out-of-vocabulary ids are
+                added.
+        """
+        missing = rows.categorical_missing
+        if isinstance(rows.categorical, np.ndarray):
+            ids = Ids(np.empty(rows.categorical.shape, np.int32))
+            for word, begin in zip(missing, range(0, len(ids.values), WORD_BITS), strict=False):
+                columns = slice(begin, begin + WORD_BITS)
+                tables.encode_hex(
+                    rows.categorical[columns],
+                    word,
+                    0,
+                    self._words,
+                    self._regions[columns],
+                    ids.values[columns],
+                    tallies[columns],
+                )
+            return ids
+        if isinstance(rows.categorical, FlatColumns) and len(rows.categorical) == len(tallies):
+            lookup = self._words, self._regions, self._text_begins, self._text
+            return flat_tables.encode_columns(rows.categorical, missing, *lookup, tallies)
+        # Rows that were read for a workflow with histories have more columns.
+        own_columns = rows.categorical[: len(tallies)]
+        return self._encode_columns(own_columns, missing, tallies, rows.table_rows)
 
     def _encode_columns(
         self,

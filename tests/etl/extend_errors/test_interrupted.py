@@ -127,8 +127,8 @@ def test_a_damaged_record_of_the_switch(raw, output, tmp_path: Path) -> None:
     header = {"format": "nvt-torchrec switch", "format_version": 2, "undo": False}
     for record, match in (
         ({}, "not the record of a switch"),
-        ({**header, "generation": 2, "state": "../victim", "names": names}, "does not lie in"),
-        ({**header, "generation": 2, "state": "01234567", "names": names}, "does not lie in"),
+        ({**header, "generation": 2, "state": "../victim", "names": names}, "is not inside"),
+        ({**header, "generation": 2, "state": "01234567", "names": names}, "is not inside"),
         ({**header, "generation": 7, "state": state, "names": names}, "generation 7 is missing"),
     ):
         write_json(output / SWITCH_FILE, record)

@@ -241,7 +241,7 @@ def test_nothing_to_undo(raw, output, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (output / PREVIOUS).rename(tmp_path / "elsewhere" / PREVIOUS)
     (output / PREVIOUS).symlink_to(tmp_path / "elsewhere" / PREVIOUS)
-    refused(output, "", "does not lie in", undo=True)
+    refused(output, "", "is not inside", undo=True)
     with pytest.raises(SettingsError, match="--input_path is missing"):
         add(output, "")
     with pytest.raises(SettingsError, match="are both set"):

@@ -1,7 +1,7 @@
-"""Text in Criteo's format → typed columns, on a card.
+"""Parse text in Criteo's format to typed columns on a GPU.
 
-A text in which a line breaks a rule is left to :mod:`clicklog.text.tokenizer`, which parses it
-again. So errors are described, and rows left out of columns, in one place alone.
+A text with a malformed line is parsed again by :mod:`clicklog.text.tokenizer`, so that bad rows are
+described and removed in one place only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NEWLINE = 10
 
 @dataclasses.dataclass(frozen=True)
 class RawDeviceRows:
-    """``n`` lines of a text, parsed on a card: the columns of ``RawRows``.
+    """The columns of ``n`` rows on a GPU, from a text without malformed lines.
 
     Kernels may still write them, so that all but the number of lines must be read on the same
     stream.
@@ -27,8 +27,8 @@ class RawDeviceRows:
         label: uint8 [n], 0 or 1.
         dense: int32 [dense columns, n]; 0 where missing.
         categorical: uint32 [categorical columns, n]; 0 where missing.
-        missing: uint64 [2, n], bit j set where dense column j (in the first row) or categorical
-            column j (in the second one) is missing.
+        missing: uint64 [2, n], with bit j set where dense column j (in the first row) or
+            categorical column j (in the second row) is missing.
         ends: int64 [n], the offset of each line's newline in the text.
         malformed: int32 [1], not 0 if a line is malformed, or longer than the limit; what the
             columns hold is then undefined.
@@ -46,12 +46,11 @@ class RawDeviceRows:
 
 
 def pad_text(text: np.ndarray, size: int) -> np.ndarray:
-    """Return the first ``size`` bytes of a buffer as whole lines.
+    """Return the first ``size`` bytes of a buffer as whole lines, adding a newline if needed.
 
     Args:
-        text: uint8, with room for a byte more than ``size``, which becomes a newline if the last
-            line has none.
-        size: How many bytes were read into it.
+        text: The buffer, uint8, with room for one byte more than ``size``.
+        size: The number of bytes that were read into it.
     """
     if size and text[size - 1] != _NEWLINE:
         text[size] = _NEWLINE
@@ -65,19 +64,19 @@ def parse_on_device(
     """Parse whole lines that begin with the label; wait for their number alone.
 
     The caller has time for the host's part of the work before it asks whether a line is malformed,
-    which waits until the card has parsed them.
+    which waits until the GPU has parsed them.
 
     Args:
-        device: The card.
-        text: uint8 [bytes] on the card, ending with a newline, or empty; see :func:`pad_text`.
+        device: The GPU.
+        text: uint8 [bytes] on the GPU, ending with a newline, or empty; see :func:`pad_text`.
         spec: The columns, in order; its ``is_criteo_format`` is true.
-        limit: How many bytes a line may have, without its newline.
+        limit: The largest length of a line in bytes, without its newline.
     """
     from nvt_torchrec.clicklog.text.device import parse_kernels as kernels
 
     arrays = device.arrays
-    # Threads count the newlines of spans; their running sum tells each thread the number of its
-    # first line, so that all can write the offsets at once.
+    # Each thread counts the newlines of a span. The running sum of the counts tells each thread the
+    # number of its first line, so that all threads can write the offsets in parallel.
     spans = -(-len(text) // kernels.SPAN_BYTES)
     counts = arrays.empty(spans, np.int64)
     device.launch(kernels.count_line_ends, spans, text, counts)

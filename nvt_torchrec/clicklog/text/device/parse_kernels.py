@@ -1,9 +1,9 @@
-"""Kernels that find the lines of a text and parse them, a thread for each line.
+"""Kernels that find the lines of a text and parse them, one thread per line.
 
-Neighbouring threads read neighbouring lines byte by byte, so a line's bytes come from the caches,
-and write neighbouring values of a column. Importing this module imports numba.cuda.
+Adjacent threads read adjacent lines byte by byte, so most bytes come from the caches, and write
+adjacent values of a column. Importing this module imports numba.cuda.
 
-Numbers that are computed with are int64 or uint64: in the simulator they are NumPy's, which would
+All computations use int64 or uint64, because Numba's simulator uses NumPy's numbers, which would
 overflow in smaller types.
 """
 
@@ -20,10 +20,10 @@ _RETURN = 13
 _MINUS = 45
 _ZERO = 48
 _NINE = 57
-#: Bytes in which a thread looks for line ends.
+#: The number of bytes in which a thread searches for line ends.
 SPAN_BYTES = 64
-#: Numbers stop growing here, however many digits follow: it is no int32, and ten times as much fits
-#: into int64.
+#: Parsed numbers are capped here, however many digits follow. The cap is outside of int32, and ten
+#: times the cap still fits int64.
 _BEYOND_INT32 = 2**40
 _MIN_INT32 = -(2**31)
 _MAX_INT32 = 2**31 - 1
@@ -49,8 +49,8 @@ def write_line_ends(text, lines_until, ends):
 
     Args:
         text: uint8 [bytes].
-        lines_until: How many newlines there are up to the end of each span: int64 [spans].
-        ends: The result: int64 [newlines].
+        lines_until: The number of newlines up to the end of each span, int64 [spans].
+        ends: The result, int64 [newlines].
     """
     span = cuda.grid(1)
     if span >= lines_until.shape[0]:
@@ -68,13 +68,14 @@ def parse_lines(text, ends, limit, label, dense, categorical, missing, malformed
 
     Args:
         text: uint8 [bytes].
-        ends: The offset of each line's newline: int64 [n].
-        limit: How many bytes a line may have, without its newline.
+        ends: The offset of each line's newline, int64 [n].
+        limit: The largest length of a line in bytes, without its newline.
         label: The result, uint8 [n].
         dense: The result, int32 [dense columns, n].
         categorical: The result, uint32 [categorical columns, n].
-        missing: The result, uint64 [2, n]: dense and categorical columns that are missing.
-        malformed: int32 [1], set to 1 if a line breaks a rule; its values are then undefined.
+        missing: The result, uint64 [2, n], the masks of missing dense and categorical columns.
+        malformed: The result, int32 [1], set to 1 if a line is malformed, whose values are then
+            undefined.
     """
     line = cuda.grid(1)
     if line >= ends.shape[0]:
@@ -84,8 +85,8 @@ def parse_lines(text, ends, limit, label, dense, categorical, missing, malformed
     if end - at > limit:
         malformed[0] = 1
         return
-    # Before the end of an empty line is the newline of the line before; before that of a first line
-    # text[-1], which is a newline too.
+    # For an empty line, text[end - 1] is the newline of the previous line. For an empty first line
+    # it is text[-1], the last byte of the text, which is a newline, too.
     if text[end - 1] == _RETURN:
         end -= 1
     dense_count = dense.shape[0]
@@ -132,7 +133,7 @@ def parse_lines(text, ends, limit, label, dense, categorical, missing, malformed
         while at < digits + _HEX_DIGITS:
             digit = np.int64(text[at]) - _ZERO
             if digit < 0 or digit > 9:
-                # 32 makes letters small, and no other byte one of a to f; 87 is ord("a") - 10
+                # | 32 makes letters lower-case and maps no other byte to a … f; 87 = ord("a") - 10
                 digit = (np.int64(text[at]) | 32) - 87
                 if digit < 10 or digit > 15:
                     break
