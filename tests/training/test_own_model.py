@@ -104,7 +104,7 @@ def test_raw_inputs_that_do_not_fit(settings, message):
 def test_a_logit_for_each_label():
     labels = ("x", "y", "z")
     assert tried("their_models:deep_fm", labels, broken="shape").own
-    with pytest.raises(SettingsError, match=r"float32 \[4\] for 4 rows; .* needed, \[4, 3\]"):
+    with pytest.raises(SettingsError, match=r"\[4\] for 4 rows; expected .* label, \[4, 3\]"):
         tried("their_models:deep_fm", labels)
 
 

@@ -152,7 +152,7 @@ def _count_lookups(
 def find_best_column(
     settings: TrainSettings, config: ModelConfig, split: str, label: str
 ) -> tuple[str, float]:
-    """Return the column with the largest AUROC of its own in a sample of a split, and the AUROC."""
+    """Return the column that alone has the largest AUROC in a sample of a split, and its AUROC."""
     sample = read_sample(settings, config, split, _EVALUATED_BATCHES)
     labels = sample.labels[label]
     # A column's AUROC is None if all of its rows have the same label.

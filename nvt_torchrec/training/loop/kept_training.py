@@ -83,5 +83,5 @@ class KeptTraining:
         trainer.metrics.update(self.metrics)
         trainer.taken_over = True
         if trainer.group.rank == 0:
-            log.info("the model is that of the best trial, which is not trained again")
+            log.info("keeping the model of the best trial, which is not trained again")
         trainer.save_state(self.loader)

@@ -102,5 +102,5 @@ class Stopping:
             run.load(self.state)
             if self._group.rank == 0:
                 log.info(
-                    "the model is that of the best evaluation, after step %s", f"{progress.step:,}"
+                    "keeping the model of the best evaluation, after step %s", f"{progress.step:,}"
                 )

@@ -35,7 +35,7 @@ def train(settings: TrainSettings, group: Group | None = None) -> TrainResult:
     Args:
         settings: The settings of the run.
         group: This process among all that train together. Without it, the process joins those that
-            torchrun has started, or trains alone, and afterwards leaves PyTorch's process group.
+            torchrun has started, or trains alone, and destroys its process group afterwards.
 
     Returns:
         The run's metrics, steps and checkpoint.
