@@ -111,7 +111,7 @@ class _Check(LearningCheck):
     def at_end(self, model: Metrics, constant: Metrics, regression: Metrics) -> list[str]:
         beside = {("test", CLICK_RATE): constant, ("test", REGRESSION): regression}
         baselines = {key: {"label": metrics} for key, metrics in beside.items()}
-        warnings = self.finished(20, SHAPE, {"test": {"label": model}}, baselines)
+        warnings = self.check_final(20, SHAPE, {"test": {"label": model}}, baselines)
         assert [
             f"WARNING: step 20: {e['text']}\n  -> {e['remedy']}" for e in self.written
         ] == warnings
@@ -152,16 +152,16 @@ def test_worse_than_the_regression_by_more_than_chance():
     assert expected in warning
     assert "-> rates" in warning
     (warning,) = _Check(0.5, 0.4, shuffled=False).at_end(worse, _metrics(), good)
-    assert "sorted other than by time, give --shuffle_training_set; or rates" in warning
+    assert "give --shuffle_training_set; or rates" in warning
     (warning,) = _Check(0.40, 0.41, shuffled=False).at_end(worse, _metrics(), good)
     assert "overfitting: the log loss of valid was 0.4000 after step 10 and is 0.4100" in warning
     check = _Check(0.5, 0.4)
     beside = {("test", TREES): {"label": worse}}
     for model, count in ((_metrics(signal=0.0985), 0), (_metrics(signal=0.09), 1)):
-        assert len(check.finished(20, SHAPE, {"test": {"label": model}}, beside)) == count
+        assert len(check.check_final(20, SHAPE, {"test": {"label": model}}, beside)) == count
     assert f"worse than the {worse.auroc:.4f} of boosted trees" in check.written[-1]["text"]
     both = {("test", name): {"label": good} for name in (REGRESSION, TREES)}
-    (warning,) = _Check(0.5, 0.4).finished(20, SHAPE, {"test": {"label": worse}}, both)
+    (warning,) = _Check(0.5, 0.4).check_final(20, SHAPE, {"test": {"label": worse}}, both)
     number = f"{good.auroc:.4f}"
     assert (
         f"than the {number} of a logistic regression and the {number} of boosted trees" in warning
@@ -175,10 +175,12 @@ def test_a_log_loss_above_that_of_the_click_rate():
     """Of a model that is calibrated, and too sure."""
     random = np.random.default_rng(3)
     sure, constant = compute_metrics(random.normal(-1.35, 0.8, len(LABELS)), LABELS), _metrics()
-    (warning,) = _Check(0.5, 0.4).finished(20, SHAPE, {"test": {"label": sure}}, _named(constant))
+    (warning,) = _Check(0.5, 0.4).check_final(
+        20, SHAPE, {"test": {"label": sure}}, _named(constant)
+    )
     assert "of test is above the 0.5564 of always predicting the click rate" in warning
     even = dataclasses.replace(constant, auroc=0.5)
-    assert not _Check().finished(20, SHAPE, {"test": {"label": even}}, _named(constant))
+    assert not _Check().check_final(20, SHAPE, {"test": {"label": even}}, _named(constant))
 
 
 def _named(constant: Metrics) -> dict:
@@ -195,7 +197,7 @@ def _named(constant: Metrics) -> dict:
     ],
 )
 def test_a_run_that_still_improves_is_told_to_train_longer(losses, advice):
-    found = _Check(*losses).advice()
+    found = _Check(*losses).suggest_longer_training()
     assert advice in found
     assert bool(found) == bool(advice)
 
@@ -205,7 +207,7 @@ def test_of_several_labels_the_bad_one_is_named():
     check = _Check(labels="a,b,c")
     baselines = {("test", REGRESSION): dict.fromkeys("ab", good)}  # c had no regression
     results = {"test": {"a": good, "b": worse, "c": off}}
-    first, second = check.finished(20, SHAPE, results, baselines)
+    first, second = check.check_final(20, SHAPE, results, baselines)
     assert f"AUROC {worse.auroc:.4f} of test (b) is worse than the {good.auroc:.4f}" in first
     assert "calibration 1.2" in second
     assert "of test (c): " in second
@@ -233,6 +235,7 @@ def test_a_column_that_gives_the_label_away_is_named(learnable, tmp_path, caplog
     caplog.set_level("INFO", "nvt_torchrec")
     warnings = _warnings(path, tmp_path / "log", "--batch_size=256", "--epochs=2")
     assert any("too good to be true" in text for text in warnings), warnings
-    said = f"look at column {name}, alone {'0.98' if kind == 'noisy id' else '1.000: leave out'}"
+    auroc = "0.98" if kind == "noisy id" else "1.000: leave out"
+    said = f"look at column {name}, which alone has {auroc}"
     assert said in caplog.text.split("report: ")[1], "the log ends with it"
     assert said in (tmp_path / "log" / "training.html").read_text()
