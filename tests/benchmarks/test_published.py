@@ -122,9 +122,9 @@ def test_an_interrupted_run_goes_on_and_others_are_left_out(folder, monkeypatch,
     assert "| LightGBM, early stopping | 0." in text
     assert "| published: DLRM | 0.983995 |  | 0.144441 |  | BARS 5b5e61f" in text
     assert "train.csv is not the published file" in text
-    assert "last_fm is left out: " in said
-    assert "data/last_fm: has no item_index2entity_id.txt" in said
-    assert "data/tags: has no train.csv or ml-tag.train.libfm" in said
+    assert "last_fm is skipped: " in said
+    assert "data/last_fm has no item_index2entity_id.txt" in said
+    assert "data/tags has no train.csv or ml-tag.train.libfm" in said
     count = len(started)
     published.main([*settings, "--", "--epochs", "2"])
     assert started[count:] == [("dlrm", 0), ("dlrm", 1), ("dlrm", 2)], "with other flags"
