@@ -14,7 +14,7 @@ from nvt_torchrec.base.subcommands import run_subcommand
 COMMANDS = {
     "inspect": (
         "nvt_torchrec.workflows.inspection",
-        "show vocabularies, statistics, line of descent, sizes on disk and table sizes",
+        "show vocabularies, statistics, lineage, sizes on disk and table sizes",
     ),
     "compile": (
         "nvt_torchrec.workflows.compiled.compiler",

@@ -37,7 +37,7 @@ def report(path: Path | str) -> str:
         sections.append("labels from other files\n" + format_table(_list_label_files(description)))
     if description.spec.event_sources:
         sections.append("sources of events\n" + format_table(_list_sources(description)))
-    sections.append("line of descent\n" + format_generations(description))
+    sections.append("lineage\n" + format_generations(description))
     sizes = description.table_schema.num_embeddings_per_feature
     sections.append(f"table sizes to train with\n  --num_embeddings_per_feature {sizes}")
     return "\n\n".join(sections)

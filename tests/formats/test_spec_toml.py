@@ -133,6 +133,7 @@ WRONG = {
     "[input]\nformat = 'csv'\ndelimiter = ':a'": "delimiter = ':a'",
     "[input]\nformat = 'csv'\ndelimiter = '|'": "list_separator = '|'\n.*than the delimiter",
     "[input]\nformat = 'csv'\ndelimiter = 5": "delimiter: expected text, got 5",
+    "[input]\nformat = 'parquet'\nlist_separator = 'ab'": "list_separator = 'ab'\n.*one ASCII",
     "[input]\nlist_separator = '-'": "list_separator = '-'\n.*one ASCII character",
     "[input]\nformat = 'parquet'\nheader = true": "header = true\n.*parquet names its columns",
     "[input]\nformat = 'parquet'\nskip_lines = 1": "skip_lines = 1\n.*only text has it",

@@ -185,7 +185,7 @@ def test_full_tables_are_logged(
 
 
 def test_inspect_shows_the_line(line: Path) -> None:
-    shown = report(line / "2" / "workflow").split("line of descent\n")[1]
+    shown = report(line / "2" / "workflow").split("lineage\n")[1]
     lines = [line.split() for line in shown.splitlines()[:4]]
     digests = [one.digest[:12] for one in inspect(line / "2" / "workflow").lineage]
     assert lines == [

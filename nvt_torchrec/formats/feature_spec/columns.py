@@ -89,12 +89,17 @@ class InputFormat:
         differ = self.list_separator != self.delimiter or (kind.quoted and self.delimiter == ",")
         is_text = bool(kind.delimiter)
         if is_text:
-            self._check_separators()
+            self._check_delimiter()
         else:
             self._check_text_fields()
         check(
             self,
             "",
+            (
+                "list_separator",
+                _is_separator(self.list_separator, 1),
+                _SEPARATOR % "one ASCII character",
+            ),
             ("list_separator", differ, "give another character than the delimiter"),
             ("max_line_kb", 1 <= self.max_line_kb <= MAX_LINE_KB, f"from 1 to {MAX_LINE_KB}"),
             ("decimal", self.decimal in (".", ","), format_choices((".", ","))),
@@ -109,8 +114,8 @@ class InputFormat:
             ("columns", len(set(names)) == len(names), "list each name once"),
         )
 
-    def _check_separators(self) -> None:
-        """Check the delimiter and the list separator of text."""
+    def _check_delimiter(self) -> None:
+        """Check the delimiter of text."""
         kind = INPUT_FORMATS[self.format]
         check(
             self,
@@ -120,11 +125,6 @@ class InputFormat:
                 "delimiter",
                 _is_separator(self.delimiter, MAX_DELIMITER),
                 _SEPARATOR % f"1 to {MAX_DELIMITER} ASCII characters",
-            ),
-            (
-                "list_separator",
-                _is_separator(self.list_separator, 1),
-                _SEPARATOR % "one ASCII character",
             ),
         )
 

@@ -34,4 +34,4 @@ def run(settings: BundleExportSettings) -> None:
     module, _, function = FORMATS[settings.format][1].partition(":")
     export = import_name(f"nvt_torchrec.inference.export.{module}", function)
     export(settings.bundle, settings.output)
-    print(f"{settings.format}: {settings.output}")
+    print(f"wrote {settings.output} ({settings.format})")

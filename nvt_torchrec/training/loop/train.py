@@ -67,7 +67,9 @@ def _train(settings: TrainSettings, group: Group) -> TrainResult:
         done = read_finished_run(settings)
         if done:
             if group.rank == 0:
-                log.info("%s: already written by this run; done", settings.save_checkpoint_path)
+                log.info(
+                    "%s: this run is already complete, nothing to do", settings.save_checkpoint_path
+                )
             return TrainResult(
                 status="already done",
                 checkpoint=settings.save_checkpoint_path,
