@@ -77,7 +77,7 @@ def test_a_row_a_year_ahead_leaves_windows_as_they_are(
     lines = sum(row.time // DAY == 2 for row in log.rows) + 2  # after the header
     with caplog.at_level(logging.WARNING):
         known = log.run(tmp_path / "out", late)
-    assert f"day_2.csv, line {lines}: a row of 1971-01-03 00:00:00" in caplog.text
+    assert f"day_2.csv, line {lines}: the time 1971-01-03 00:00:00" in caplog.text
     assert known.as_of == without.as_of
     hashes = hashes_of(log.spec, log.rows)
     places = [j for j, c in enumerate(log.spec.aggregates) if c.aggregate.value != "rate"]
