@@ -89,7 +89,7 @@ class Predictor:
             tables: The type of the embeddings: float32, float16 (half the memory) or int8 (a
                 quarter, plus 8 bytes per row). None for the bundle's type, or float32 for a
                 checkpoint.
-            model: The function that builds the module, for the checkpoint of a user's own model.
+            model: The function that builds the module, for the checkpoint of a custom model.
                 A bundle contains its model and needs no function.
             check: Read all files of the bundle or workflow, and compare them with their digests.
                 A checkpoint's digests are always compared.

@@ -118,7 +118,7 @@ def _estimate_rounding(
         signs = torch.randint(0, 2, values.shape, generator=generator) * 2 - 1
         return values * (1 + _ROUNDING * signs)
 
-    # The head of a user's own model is an ONNX file, whose weights PyTorch does not see. The
+    # The head of a custom model is an ONNX file, whose weights PyTorch does not see. The
     # exported file contains its nodes unchanged, so only the steps before it can round differently.
     has_weights = len(list(model.head.parameters())) > 0
     for _ in range(_DRAWS):

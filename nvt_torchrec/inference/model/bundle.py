@@ -11,7 +11,7 @@ Layout::
                            float16, or uint8 with weights/ranges.npy, float32 [rows, 2 or more]; see
                            :mod:`inference.model.scoring`
     weights/NAME.npy       the weights of the layers, by their names in :class:`models.head.Head`
-    weights/head.onnx      instead of these, the layers of a user's own model as ONNX
+    weights/head.onnx      instead of these, the layers of a custom model as ONNX
                            (:mod:`models.onnx_head`)
     reference/NAME.npy     encoded rows and their scores (:mod:`.reference`)
 
@@ -97,7 +97,7 @@ def write_bundle(
         checkpoint: The directory of the checkpoint.
         path: The directory of the bundle.
         tables: The type of the embeddings, one of :data:`inference.model.scoring.KINDS`.
-        build: The function that builds the module of a user's own model.
+        build: The function that builds the module of a custom model.
 
     Returns:
         True if the bundle was written. False if ``path`` already is a bundle of the same checkpoint
@@ -223,7 +223,7 @@ def save_bundle(
 
 
 def export_own_head(model: ServingModel) -> ServingModel:
-    """Replace the head of a user's own model by its ONNX form, which ONNX Runtime executes.
+    """Replace the head of a custom model by its ONNX form, which ONNX Runtime executes.
 
     Raises:
         SettingsError: The head cannot be exported.

@@ -2,7 +2,7 @@
 
 TorchRec looks up one table after the other, which for a single row takes longer than everything
 else together. Here all tables are one tensor, so that one lookup serves all columns. The head,
-everything after the lookup, is the module that was trained; in bundles of a user's own model it is
+everything after the lookup, is the module that was trained; in bundles of a custom model it is
 the ONNX file that PyTorch's exporter made of the module (:mod:`models.onnx_head`). TorchRec is not
 imported.
 

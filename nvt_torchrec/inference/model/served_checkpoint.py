@@ -85,7 +85,7 @@ def read_checkpoint(
     Args:
         path: The directory of the checkpoint.
         device: The device of the model.
-        build: The function that builds the module of a user's own model.
+        build: The function that builds the module of a custom model.
 
     Raises:
         BadInputError: The checkpoint is missing, incomplete or damaged, or weights are not finite.

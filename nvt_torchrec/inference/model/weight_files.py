@@ -13,7 +13,7 @@ from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.head import Head, build_uninitialized_head
 from nvt_torchrec.models.onnx_head import OnnxHead
 
-#: The head of a user's own model.
+#: The head of a custom model.
 HEAD = "head.onnx"
 #: Type of the embeddings → type of the array in the file.
 _DTYPES = {"float32": np.float32, "float16": np.float16, "int8": np.uint8}
