@@ -92,7 +92,7 @@ class Device:
         return array.get(out=pinned)
 
     def download_all(self, arrays: Iterable[DeviceArray]) -> list[np.ndarray]:
-        """Copy arrays as :meth:`download` does, and wait once for all. It has not run on a card."""
+        """Copy arrays as :meth:`download` does, and wait once for all. Not yet run on a GPU."""
         import cupyx
 
         copies = []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.engines import host
-from nvt_torchrec.etl.engines.device.device_blocks import Card, count_block, merge_runs
+from nvt_torchrec.etl.engines.device.device_blocks import Gpu, count_block, merge_runs
 from nvt_torchrec.etl.engines.runs import SortedRun
 from nvt_torchrec.etl.units import counting
 from nvt_torchrec.etl.units.counting import merge, merge_moments
@@ -54,7 +54,7 @@ def check(path: Path, texts: list[bytes], spec: FeatureSpec = SPEC) -> None:
     path.write_bytes(b"".join(texts))
     ends = np.cumsum([0, *map(len, texts)]).tolist()
     blocks = [Block(str(path), begin, end, "log") for begin, end in itertools.pairwise(ends)]
-    card = Card(SimulatedDevice())
+    card = Gpu(SimulatedDevice())
     runs = [count_block(card, block, spec, max_bad_rows=UNLIMITED) for block in blocks]
     assert_same(
         merge_runs(card, runs), [host.count_block(block, spec, UNLIMITED) for block in blocks]

@@ -276,7 +276,7 @@ def test_two_tasks_at_once(
     """They share a card and a workflow, which are made once, and write what one task writes."""
     write(tmp_path / "raw")
     made: list[str] = []
-    begun: dict[str, int] = {"worker_card": 0, "load_once": 0}
+    begun: dict[str, int] = {"get_worker_gpu": 0, "load_once": 0}
     both = {name: threading.Barrier(2, timeout=20) for name in begun}
     counting_begun = threading.Lock()
 
@@ -307,10 +307,10 @@ def test_two_tasks_at_once(
     monkeypatch.setattr(Workers, "_agrees", lambda *_: True)  # a comparison is a task alone
     for name in begun:
         meet(name)
-    for name in ("Card", "DeviceWorkflow"):
+    for name in ("Gpu", "DeviceWorkflow"):
         note(name)
     compare(tmp_path)
-    assert made == ["Card", "DeviceWorkflow"]
+    assert made == ["Gpu", "DeviceWorkflow"]
     assert min(begun.values()) >= 2
 
 

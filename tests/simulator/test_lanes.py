@@ -12,7 +12,7 @@ import pytest
 
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.engines.device import device_blocks as blocks
-from nvt_torchrec.etl.engines.device.device_blocks import Card, count_block, encode_unit, merge_runs
+from nvt_torchrec.etl.engines.device.device_blocks import Gpu, count_block, encode_unit, merge_runs
 from nvt_torchrec.etl.engines.runs import FAN_IN
 from nvt_torchrec.etl.units import counting
 from nvt_torchrec.etl.units.unit_plan import Unit
@@ -152,7 +152,7 @@ def workflow(tmp_path: Path) -> Path:
     return tmp_path / "workflow"
 
 
-def encode(card: Card, block: Block, workflow: Path, work: Path) -> None:
+def encode(card: Gpu, block: Block, workflow: Path, work: Path) -> None:
     on_host = compiled.load(workflow)
     loaded = DeviceWorkflow(card.device, on_host)
     card.device.done.clear()
@@ -162,7 +162,7 @@ def encode(card: Card, block: Block, workflow: Path, work: Path) -> None:
 
 def test_the_host_counts_without_a_lane(device: WatchedDevice, tmp_path: Path) -> None:
     spec = spec_of(2)
-    card = Card(device)
+    card = Gpu(device)
     count_block(card, write(tmp_path / "day_0", spec), spec, max_bad_rows=0)
     # the text is the lane's
     assert device.host_work(with_lane=True) == ["count_newlines"]
@@ -180,7 +180,7 @@ def test_the_host_counts_without_a_lane(device: WatchedDevice, tmp_path: Path) -
 def test_the_host_writes_without_a_lane(
     device: WatchedDevice, tmp_path: Path, workflow: Path
 ) -> None:
-    card, spec = Card(device), spec_of(2)
+    card, spec = Gpu(device), spec_of(2)
     encode(card, write(tmp_path / "day_0", spec), workflow, tmp_path / "work")
     assert device.host_work(with_lane=True) == ["count_newlines"]
     assert device.host_work(with_lane=False) == ["to_table", "write_units"]
@@ -193,7 +193,7 @@ def test_the_host_writes_without_a_lane(
 def test_lines_are_counted_while_the_card_parses(device: WatchedDevice, tmp_path: Path) -> None:
     """The card has been told to parse, and nothing has waited for it yet."""
     spec = spec_of(2)
-    count_block(Card(device), write(tmp_path / "day_0", spec), spec, max_bad_rows=0)
+    count_block(Gpu(device), write(tmp_path / "day_0", spec), spec, max_bad_rows=0)
     at = device.done.index("count_newlines")
     assert device.done[at - 1 : at + 2] == ["parse_lines", "count_newlines", "wait"]
 
@@ -203,7 +203,7 @@ def test_waits_do_not_grow_with_the_columns(
     device: WatchedDevice, tmp_path: Path, categories: int
 ) -> None:
     spec = spec_of(categories)
-    card = Card(device)
+    card = Gpu(device)
     block = write(tmp_path / "day_0", spec)
     runs = [count_block(card, block, spec, max_bad_rows=0) for _ in range(FAN_IN)]
     # the number of lines, whether one is malformed, missing values, and the dense columns; CuPy's
@@ -215,7 +215,7 @@ def test_waits_do_not_grow_with_the_columns(
 
 
 def test_waits_of_an_encoded_block(device: WatchedDevice, tmp_path: Path, workflow: Path) -> None:
-    encode(Card(device), write(tmp_path / "day_0", spec_of(2)), workflow, tmp_path / "work")
+    encode(Gpu(device), write(tmp_path / "day_0", spec_of(2)), workflow, tmp_path / "work")
     # the number of lines, whether one is malformed, integers beyond the table and those of one
     # column, how many ids are null or out of the vocabulary, and the columns
     assert device.done.count("wait") == 6

@@ -30,7 +30,7 @@ POOL_SHARE = 0.7
 #: The share of a GPU's memory from which on Dask spills to the host.
 SPILL_SHARE = 0.8
 #: How many tasks a worker with a GPU does at once, unless NVTabular's operators run: while the last
-#: blocks of one are written and synced, blocks of the other are on the card.
+#: blocks of one are written and synced, blocks of the other are on the GPU.
 TASKS_PER_GPU = 2
 #: Time limits: to reach a running scheduler;
 CONNECT_SECONDS = 10

@@ -87,7 +87,7 @@ class NVTabular(Workers):
                     client.unsubscribe_topic(_PROGRESS)
         return extract_fitted(workflow, job.spec)
 
-    def _uses_cards(self, blocks: Iterable[Block]) -> bool:
+    def _uses_gpus(self, blocks: Iterable[Block]) -> bool:
         """Return False: our own kernels are never used."""
         return False
 

@@ -43,7 +43,7 @@ _REMEDY = "begin again with --engine cpu --restart"
 
 
 class Workers(Engine):
-    """Counts and encodes on the workers of a cluster, on their cards if they have any.
+    """Counts and encodes on the workers of a cluster, on their GPUs if they have any.
 
     Args:
         job: The job.
@@ -61,12 +61,12 @@ class Workers(Engine):
         with open_runs(self.job, blocks) as runs:
             report(runs.rows)
             numbered = [(index, blocks[index]) for index in runs.missing]
-        on_cards = self._uses_cards(blocks)
-        if on_cards:
+        on_gpus = self._uses_gpus(blocks)
+        if on_gpus:
             log.info("Criteo's format: kernels on the GPUs parse, count and encode text")
-        if on_cards and self._agrees("counting", device.compare_counts, blocks[0]):
+        if on_gpus and self._agrees("counting", device.compare_counts, blocks[0]):
             tasks = device.divide_tasks(numbered, self.client)
-            results = self._run(device.count_blocks, tasks, on_cards)
+            results = self._run(device.count_blocks, tasks, on_gpus)
         else:
             results = self._run(_count_block, numbered)
         for rows in results:
@@ -78,11 +78,11 @@ class Workers(Engine):
         # the digest of its description identifies it. (The digest of the workflow itself is the
         # same for specs that differ only in the file format.)
         saved = (str(workflow), str(FileEntry.from_file(workflow / METADATA_FILE).sha256))
-        on_cards = self._uses_cards(unit.block for unit in units)
-        on_cards = on_cards and device.has_room(workflow, self.client)
-        if on_cards and self._agrees("encoding", device.compare_codes, units[0], saved):
+        on_gpus = self._uses_gpus(unit.block for unit in units)
+        on_gpus = on_gpus and device.has_room(workflow, self.client)
+        if on_gpus and self._agrees("encoding", device.compare_codes, units[0], saved):
             tasks = device.divide_tasks(units, self.client)
-            results = self._run(device.encode_units, tasks, on_cards, workflow=saved)
+            results = self._run(device.encode_units, tasks, on_gpus, workflow=saved)
         else:
             results = self._run(self._encode_block(), group_by_block(units), workflow=saved)
         for results_of_task in results:
@@ -92,7 +92,7 @@ class Workers(Engine):
         """Return the task that encodes the units of a block on a host."""
         return _encode_block
 
-    def _uses_cards(self, blocks: Iterable[Block]) -> bool:
+    def _uses_gpus(self, blocks: Iterable[Block]) -> bool:
         """Return True if the workers' GPUs can count and encode the blocks."""
         return self.gpu and device.takes(self.job.spec, blocks)
 
@@ -137,18 +137,18 @@ class Workers(Engine):
         return self._results(work, list(tasks))
 
     def _run(
-        self, task: Callable[..., Any], items: list, on_cards: bool = False, **options: Any
+        self, task: Callable[..., Any], items: list, on_gpus: bool = False, **options: Any
     ) -> Iterator[Any]:
         """Run a task of the job for each item; yield the results in their order."""
-        return self._results(functools.partial(task, job=self.job, **options), items, on_cards)
+        return self._results(functools.partial(task, job=self.job, **options), items, on_gpus)
 
     def _results(
-        self, task: Callable[[Any], Any], items: list, on_cards: bool = False
+        self, task: Callable[[Any], Any], items: list, on_gpus: bool = False
     ) -> Iterator[Any]:
         """Run a task for each item; yield the results in their order."""
         futures: list[Future] = self.client.map(task, items, pure=False, batch_size=1000)
         try:
-            explained = device_errors(_REMEDY) if on_cards else contextlib.nullcontext()
+            explained = device_errors(_REMEDY) if on_gpus else contextlib.nullcontext()
             with readable_errors(self.client), explained:
                 for future in futures:
                     yield future.result()

@@ -1,23 +1,23 @@
-"""What is done with a block of a log in Criteo's format on a card: count it, or encode it.
+"""Count or encode a block of a log in Criteo's format on a GPU.
 
-A block goes through the card on a lane, a stream and a pinned buffer of its own. With :data:`LANES`
-of them, one block is read while others are copied, parsed and encoded. A thread holds a lane for as
-long as it needs the buffer or the card, and no longer: what the host does alone (moments, blocks
-with malformed lines, tables, writing) it does without one, so that the next block has the lane.
-What the host keeps of a block is then in the host's memory, so that the lanes bound the card's.
+A block passes through the GPU on a lane: a stream and a pinned buffer. With :data:`LANES` lanes,
+one block is read while others are copied, parsed and encoded. A thread holds a lane only while it
+needs the buffer or the GPU. Work of the host alone (moments, blocks with malformed lines, Arrow
+tables, writing) is done without a lane, so that the next block can have it. All that is kept of a
+block, except its counts, is in host memory by then, so the number of lanes bounds the memory of the
+GPU.
 
-A wait for the card costs a round trip, in which a lane does nothing, so that a block has few: each
-result is copied with others, and counts stay on the card until those of a group of blocks are
-merged.
+Each wait for the GPU costs a round trip in which the lane is idle. So arrays are copied to the host
+together, and counts stay on the GPU until those of a group of blocks have been merged.
 
-It has run on a card (docs/gpu.md), but not since host work was taken out of the lanes and the
-counts of all vocabularies are merged in one pass.
+This code has run on a GPU (docs/gpu.md), but not since host work was moved out of the lanes and
+the counts of all vocabularies are merged in one pass.
 
-Moments are computed on the host, from the dense columns that the card has parsed: their last bits
-depend on the order of additions, so the cpu engine's function adds up the same pieces. That takes
-a thread about 0.2 s per GB of text, and the copy 60 of a row's 200 bytes in the direction in which
-nothing else of size is copied while fitting. Counts are those of the host
-(:mod:`etl.units.counting`): sorting and adding integers has one result.
+Moments are computed on the host, from the dense columns that the GPU has parsed: the last bits of
+a sum depend on the order of additions, and the cpu engine's function adds up the same pieces. This
+takes a thread about 0.2 s per GB of text. It copies 60 of a row's 200 bytes to the host, a
+direction that nothing else of size uses while fitting. Counts need no such care
+(:mod:`etl.units.counting`): sums of integers do not depend on the order.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ from nvt_torchrec.workflows.compiled.device import DeviceEncoded, DeviceWorkflow
 
 log = logging.getLogger(__name__)
 
-#: Blocks on their way through a card at once: one is read, one copied, one computed, one copied
-#: back.
+#: The number of blocks that pass through a GPU at once: one is read, one copied to the GPU, one
+#: computed, one copied back.
 LANES = 4
-#: By how many bits the number of a vocabulary is shifted to be a key with a value, which has 32.
+#: The number of bits of a value. A key has the index of the vocabulary above them.
 _VALUE_BITS = np.uint64(32)
 
 
 def _pinned_bytes(block_bytes: int) -> int:
-    return block_bytes + block_bytes // 8 + 1  # blocks vary by a line
+    return block_bytes + block_bytes // 8 + 1  # block sizes differ by up to a line
 
 
 class Lane:
-    """A stream of a card and a pinned buffer, for one thread at a time."""
+    """A stream of a GPU and a pinned buffer, for one thread at a time."""
 
     def __init__(self, device: Device) -> None:
         self.stream = device.stream()
@@ -81,8 +81,8 @@ class Lane:
         return pad_text(self._buffer, size)
 
 
-class Card:
-    """A card and its lanes."""
+class Gpu:
+    """A GPU and its lanes, shared by all tasks of a process."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -101,18 +101,18 @@ class Card:
             self._free.put(lane)
 
     def parse(self, lane: Lane, block: Block, spec: FeatureSpec) -> RawDeviceRows | None:
-        """Read a block and parse it on the card; None if the host must parse it.
+        """Read a block and parse it on the GPU; None if the host must parse it.
 
         Raises:
             BadInputError: The block cannot be read.
-            LostRowsError: The card found another number of lines than the host.
+            LostRowsError: The GPU and the host count different numbers of lines.
         """
         text = lane.read(block)
-        # a longer line would change the pieces of which moments are computed
+        # A longer line would change the pieces from which moments are computed.
         limit = min(spec.input.line_limit, counting.PIECE_BYTES - 1)
         rows = parse_on_device(self.device, self.device.upload(text), spec, limit)
-        # The card parses meanwhile. The text is the lane's, so that it must be counted before the
-        # lane is free.
+        # The GPU parses meanwhile. The lines must be counted before the lane is released, because
+        # its next block overwrites the text.
         lines = count_newlines(_view_read_only(text))
         if self.device.download(rows.malformed)[0]:
             log.debug("parsing %s:%d again on the host", block.source, block.begin)
@@ -128,17 +128,17 @@ class Card:
 
 def _view_read_only(text: np.ndarray) -> np.ndarray:
     text = text.view()
-    text.flags.writeable = False  # the type of array for which the loop is compiled already
+    text.flags.writeable = False  # count_newlines is already compiled for read-only arrays
     return text
 
 
 class DeviceCounts(NamedTuple):
-    """Distinct values of all vocabularies, and how often each occurred, on a card.
+    """The distinct values of all vocabularies and their counts, on a GPU.
 
     Attributes:
-        keys: uint64 [n] in ascending order: the number of the vocabulary in the upper 32 bits, the
-            value in the lower ones.
-        counts: int64 [n]. That of the value 0 may be 0, where all zeros stand for missing values.
+        keys: uint64 [n] in ascending order: the index of the vocabulary in the upper 32 bits, the
+            value in the lower 32.
+        counts: int64 [n]. The count of the value 0 is 0 if every zero stands for a missing value.
     """
 
     keys: DeviceArray
@@ -147,7 +147,7 @@ class DeviceCounts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DeviceRun:
-    """What was counted in a block, as in :class:`SortedRun`, but its counts are on a card.
+    """The counts and moments of a block, as in :class:`SortedRun`, but with counts on a GPU.
 
     Attributes:
         rows: See :class:`SortedRun`.
@@ -163,13 +163,13 @@ class DeviceRun:
 
 
 class _CountedRows(NamedTuple):
-    """What a card makes of a block; all but the counts is in the host's memory.
+    """The GPU's results for a block. All of them except the counts are in host memory.
 
     Attributes:
         rows: The number of rows.
         nulls: See :class:`SortedRun`.
         counts: The counts of all vocabularies.
-        pieces: The dense columns of which moments are computed, see :func:`_copy_pieces`.
+        pieces: The dense columns from which moments are computed, see :func:`_copy_pieces`.
     """
 
     rows: int
@@ -181,15 +181,16 @@ class _CountedRows(NamedTuple):
 def count_values(
     device: Device, rows: RawDeviceRows, vocabularies: np.ndarray, absent: np.ndarray
 ) -> DeviceCounts:
-    """Count the values of all vocabularies, by one sort.
+    """Count the values of all vocabularies with one sort.
 
-    A sort for each would be too small for a card, and wait for it several times.
+    One sort for each vocabulary would be too small to fill a GPU, and would wait for it each time.
 
     Args:
-        device: The card.
+        device: The GPU.
         rows: The rows.
-        vocabularies: The number of each column's vocabulary; -1 where nothing is counted.
-        absent: By vocabulary, how many zeros stand for missing values and are not counted.
+        vocabularies: The index of each column's vocabulary; -1 for columns that are not counted.
+        absent: For each vocabulary, the number of zeros that stand for missing values, which are
+            not counted.
     """
     arrays = device.arrays
     counted = np.flatnonzero(vocabularies >= 0)
@@ -200,14 +201,14 @@ def count_values(
     with_missing = np.intersect1d(np.flatnonzero(absent), vocabularies[counted])
     if len(with_missing):
         zeros = device.upload(with_missing.astype(np.uint64) << _VALUE_BITS)
-        # A count that becomes 0 stays until the counts are on the host: to see which ones do, the
-        # host would have to wait.
+        # Counts that become 0 are dropped on the host later: to find them here, the host would have
+        # to wait for the GPU.
         counts[arrays.searchsorted(keys, zeros)] -= device.upload(absent[with_missing])
     return DeviceCounts(keys, counts)
 
 
 def merge_on_device(device: Device, several: Sequence[DeviceCounts]) -> DeviceCounts:
-    """Add up counts, at least one, of all vocabularies by one sort."""
+    """Add up one or more counts of all vocabularies with one sort."""
     if len(several) == 1:
         return several[0]
     arrays = device.arrays
@@ -217,7 +218,7 @@ def merge_on_device(device: Device, several: Sequence[DeviceCounts]) -> DeviceCo
     order = arrays.argsort(keys)
     keys = keys[order]
     sums = arrays.cumsum(arrays.concatenate([counts.counts for counts in several])[order])
-    # The count of a key is the sum up to its last occurrence less that of the key before.
+    # The count of a key is the running sum at its last occurrence, minus that of the previous key.
     is_last = arrays.concatenate([keys[1:] != keys[:-1], arrays.ones(1, np.bool_)])
     last = arrays.flatnonzero(is_last)
     counts = sums[last].copy()
@@ -225,43 +226,43 @@ def merge_on_device(device: Device, several: Sequence[DeviceCounts]) -> DeviceCo
     return DeviceCounts(keys[last], counts)
 
 
-def count_block(card: Card, block: Block, spec: FeatureSpec, *, max_bad_rows: int) -> DeviceRun:
+def count_block(gpu: Gpu, block: Block, spec: FeatureSpec, *, max_bad_rows: int) -> DeviceRun:
     """Count the categories of a block, and compute the moments of its dense columns.
 
     Raises:
-        BadRowError: A row is malformed, unless they are rejected.
+        BadRowError: A row is malformed, and none may be rejected.
         BadInputError: The block cannot be read.
     """
-    counted = _count_on_card(card, block, spec)
+    counted = _count_on_gpu(gpu, block, spec)
     if counted is None:
-        return _upload_run(card, host.count_block(block, spec, max_bad_rows))
+        return _upload_run(gpu, host.count_block(block, spec, max_bad_rows))
     moments = [np.zeros((len(spec.dense), 4))]
     for piece in counted.pieces:
         moments.append(compute_moments(piece, spec))
     return DeviceRun(counted.rows, counted.nulls, merge_moments(moments), counted.counts)
 
 
-def _count_on_card(card: Card, block: Block, spec: FeatureSpec) -> _CountedRows | None:
-    """Do the card's part of :func:`count_block`; None if the host must parse the block."""
-    with card.lane() as lane:
-        rows = card.parse(lane, block, spec)
+def _count_on_gpu(gpu: Gpu, block: Block, spec: FeatureSpec) -> _CountedRows | None:
+    """Do the GPU's part of :func:`count_block`; return None if the host must parse the block."""
+    with gpu.lane() as lane:
+        rows = gpu.parse(lane, block, spec)
         if rows is None:
             return None
-        nulls, counts = count_rows(card.device, rows, spec)
-        pieces = _copy_pieces(card.device, rows, block) if has_moments(spec) else []
-        card.device.synchronize()  # other streams read the counts
+        nulls, counts = count_rows(gpu.device, rows, spec)
+        pieces = _copy_pieces(gpu.device, rows, block) if has_moments(spec) else []
+        gpu.device.synchronize()  # other streams read the counts
         return _CountedRows(len(rows), nulls, counts, pieces)
 
 
-def _upload_run(card: Card, run: SortedRun) -> DeviceRun:
-    """Copy what the host counted in a block to the card, where it is merged with others."""
+def _upload_run(gpu: Gpu, run: SortedRun) -> DeviceRun:
+    """Copy the host's counts of a block to the GPU, where they are merged with others."""
     keys, counts = [], []
     for number, of_vocabulary in enumerate(run.counts):
         high = np.uint64(number) << _VALUE_BITS
         keys.append(of_vocabulary.values.astype(np.uint64) | high)
         counts.append(of_vocabulary.counts)
-    device = card.device
-    with card.lane():
+    device = gpu.device
+    with gpu.lane():
         uploaded = DeviceCounts(*(device.upload(np.concatenate(part)) for part in (keys, counts)))
         device.synchronize()  # other streams read the counts
     (moments,) = run.moments
@@ -274,15 +275,15 @@ def count_rows(
     """Count the categories of parsed rows, on the current stream.
 
     Returns:
-        By vocabulary, the rows in which a column was missing, as in :class:`SortedRun`; and the
-        counts.
+        The number of missing values of each vocabulary's columns, as in :class:`SortedRun`; and
+        the counts.
     """
     numbers = {name: number for number, name in enumerate(spec.vocabularies)}
     vocabularies = np.array([numbers[column.vocabulary_name] for column in spec.categorical], int)
     missing = count_missing(device, rows.missing[1], len(vocabularies))
     nulls = np.zeros(len(numbers), np.int64)
     np.add.at(nulls, vocabularies, missing)
-    # Where the id is a hash there is nothing to count.
+    # A column whose ids are hashes has no vocabulary to count.
     is_hashed = [bool(column.hash_buckets) for column in spec.categorical]
     return nulls, count_values(device, rows, np.where(is_hashed, -1, vocabularies), nulls)
 
@@ -308,7 +309,7 @@ def _raw_rows(
     missing: np.ndarray,
     categorical: np.ndarray | Sequence[CategoryValues] = (),
 ) -> RawRows:
-    """Return well-formed rows, copied from the card; ``missing`` as in :class:`RawDeviceRows`."""
+    """Return well-formed rows, copied from the GPU; ``missing`` as in :class:`RawDeviceRows`."""
     return RawRows(
         labels=labels,
         dense=dense,
@@ -320,18 +321,18 @@ def _raw_rows(
     )
 
 
-def merge_runs(card: Card, runs: list[DeviceRun]) -> SortedRun:
-    """Merge the counts of consecutive blocks on the card, and copy them to the host."""
-    device = card.device
+def merge_runs(gpu: Gpu, runs: list[DeviceRun]) -> SortedRun:
+    """Merge the counts of consecutive blocks on the GPU, and copy them to the host."""
+    device = gpu.device
     starts = np.arange(len(runs[0].nulls) + 1, dtype=np.uint64) << _VALUE_BITS
-    with card.lane():
+    with gpu.lane():
         merged = merge_on_device(device, [run.counts for run in runs])
         cuts = device.arrays.searchsorted(merged.keys, device.upload(starts))
         values = merged.keys.astype(np.uint32)  # the lower 32 bits
         values, counts, cuts = device.download_all([values, merged.counts, cuts])
     counts_of_vocabularies = []
     for begin, end in itertools.pairwise(cuts.tolist()):
-        if begin < end and not counts[begin]:  # all zeros stood for missing values
+        if begin < end and not counts[begin]:  # every zero stood for a missing value
             begin += 1
         counts_of_vocabularies.append(Counts(values[begin:end], counts[begin:end]))
     return SortedRun(
@@ -343,7 +344,7 @@ def merge_runs(card: Card, runs: list[DeviceRun]) -> SortedRun:
 
 
 def encode_unit(
-    card: Card,
+    gpu: Gpu,
     unit: Unit,
     workflow: DeviceWorkflow,
     on_host: CompiledWorkflow,
@@ -351,24 +352,24 @@ def encode_unit(
     *,
     max_bad_rows: int,
 ) -> tuple[list[UnitResult], list[Written]]:
-    """Encode a unit on the card, and write its part as the host does.
+    """Encode a unit on the GPU, and write its part as the host does.
 
-    Returns what :func:`etl.units.writing.write_units` does.
+    Returns the same as :func:`etl.units.writing.write_units`.
 
     Args:
-        card: The card.
+        gpu: The GPU.
         unit: A whole block.
-        workflow: The saved workflow, on the card.
-        on_host: The same, for a block that the host must parse.
+        workflow: The saved workflow, on the GPU.
+        on_host: The same workflow, for a block that the host must parse.
         work: The directory of the run's state.
-        max_bad_rows: How many malformed rows may be left out; 0: one is an error.
+        max_bad_rows: The number of malformed rows that may be rejected; 0 makes one an error.
 
     Raises:
         BadRowError: A row is malformed.
         BadInputError: The block cannot be read.
         OutputError: The part cannot be written.
     """
-    copied = _encode_on_card(card, unit.block, workflow)
+    copied = _encode_on_gpu(gpu, unit.block, workflow)
     if copied is None:
         return host.encode_block((unit,), on_host, work, max_bad_rows=max_bad_rows)
     raw_rows, encoded = copied
@@ -376,22 +377,22 @@ def encode_unit(
     return write_units([unit], [raw_rows], lambda _: (table, encoded.oov), work)
 
 
-def _encode_on_card(
-    card: Card, block: Block, workflow: DeviceWorkflow
+def _encode_on_gpu(
+    gpu: Gpu, block: Block, workflow: DeviceWorkflow
 ) -> tuple[RawRows, EncodedRows] | None:
-    """Do the card's part of :func:`encode_unit`; None if the host must parse the block."""
-    with card.lane() as lane:
-        rows = card.parse(lane, block, workflow.spec)
+    """Do the GPU's part of :func:`encode_unit`; return None if the host must parse the block."""
+    with gpu.lane() as lane:
+        rows = gpu.parse(lane, block, workflow.spec)
         if rows is None:
             return None
         codes = workflow.transform(rows.dense, rows.categorical, rows.missing)
-        return copy_encoded(card.device, rows, codes)
+        return copy_encoded(gpu.device, rows, codes)
 
 
 def copy_encoded(
     device: Device, rows: RawDeviceRows, encoded: DeviceEncoded
 ) -> tuple[RawRows, EncodedRows]:
-    """Copy parsed rows and what they were encoded to, to the host; wait once."""
+    """Copy parsed and encoded rows to the host; wait once for all arrays."""
     arrays = (rows.label, rows.missing, encoded.dense, encoded.ids)
     label, missing, dense, ids = device.download_all(arrays)
     labels = label[np.newaxis]

@@ -1,12 +1,12 @@
-"""Count and encode blocks on the cards of a Dask cluster's workers, for logs in Criteo's format.
+"""Count and encode blocks on the GPUs of a Dask cluster's workers, for logs in Criteo's format.
 
-A task is many blocks, of which a worker has several in flight
-(:mod:`etl.engines.device.device_blocks`). A worker with two threads does two tasks at once, which
-share the card, its lanes and the workflow: while one waits for its last blocks to be written and
-synced, the other fills the lanes. Vocabularies and rows are those of the host, bit by bit, however
-the blocks are divided among tasks: runs are added up in the order of their blocks.
+A task consists of many blocks, of which a worker has several in flight
+(:mod:`etl.engines.device.device_blocks`). A worker with two threads runs two tasks at once, which
+share the GPU, its lanes and the workflow: while the last blocks of one task are written and synced,
+the other one fills the lanes. Vocabularies and rows equal the host's bit by bit, and do not depend
+on the division into tasks, because runs are added up in the order of their blocks.
 
-One task at a time has run on one H200 (docs/gpu.md); neither two nor several cards have.
+One task at a time has run on one H200 (docs/gpu.md). Two tasks at once, and several GPUs, have not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from nvt_torchrec.etl.engines.cluster import POOL_SHARE
 from nvt_torchrec.etl.engines.device import gpu_memory, supports
 from nvt_torchrec.etl.engines.device.device_blocks import (
     LANES,
-    Card,
+    Gpu,
     count_block,
     encode_unit,
     merge_runs,
@@ -54,29 +54,30 @@ from nvt_torchrec.workflows.compiled.device import DeviceWorkflow, count_vocabul
 log = logging.getLogger(__name__)
 
 _Item = TypeVar("_Item")
-#: Threads of a task. There are more than lanes, because not all work of a block needs the card.
+#: The number of threads of a task: more than lanes, because not all work of a block needs the GPU.
 LANE_THREADS = 2 * LANES
-#: Blocks of a task at most. At its end it leaves lanes free for as long as a few blocks take.
+#: The maximum number of blocks of a task. Larger tasks leave lanes idle less often: a task cannot
+#: fill them while its last blocks are finished.
 TASK_BLOCKS = 4 * FAN_IN
 #: The share of a worker's memory pool that vocabularies may take; blocks in flight take the rest.
 VOCABULARY_SHARE = 0.6
-#: By how much dense values may differ, as a share of their magnitude.
+#: The maximum relative difference of dense values.
 _TOLERANCE = 1e-6
 
 
 def takes(spec: FeatureSpec, blocks: Iterable[Block]) -> bool:
-    """Return whether blocks can be processed here: whole blocks of a spec that is supported."""
+    """Return True if the blocks are whole and the spec is supported on GPUs."""
     return supports(spec) and all(type(block) is Block for block in blocks)
 
 
 def has_room(workflow_path: Path, client: Client) -> bool:
-    """Return whether a workflow's vocabularies fit into each worker's GPU; log if they do not."""
+    """Return True if the vocabularies fit into each worker's GPU; else log a warning."""
     needed = count_vocabulary_bytes(compiled.load(workflow_path))
     room = int(VOCABULARY_SHARE * POOL_SHARE * min(client.run(gpu_memory).values(), default=0))
     if needed > room:
         log.warning(
-            "the vocabularies take %.1f GB, more than the %.1f GB that there is for them on a GPU, "
-            "so that the slower functions encode which need less; --engine cpu may be faster",
+            "the vocabularies take %.1f GB, more than the %.1f GB available to them on a GPU, so "
+            "the workers encode on their CPUs, which is slower; --engine cpu may be faster",
             needed / 1e9, room / 1e9,
         )  # fmt: skip
     return needed <= room
@@ -85,9 +86,9 @@ def has_room(workflow_path: Path, client: Client) -> bool:
 def divide_tasks(items: Sequence[_Item], client: Client) -> list[list[_Item]]:
     """Divide items among tasks: large ones, but at least one for each thread of the workers.
 
-    Tasks that share a card share its lanes evenly. If all were of one size, those that begin
-    together would end together, and the lanes would run dry between them. So the first task of each
-    worker is half as large, and from then on one of two is in its middle when the other ends.
+    Two tasks of a GPU share its lanes evenly. If they were of equal size, both would end at the
+    same time, and the lanes would be idle until the next two have begun. So the first task of each
+    worker is half as large: from then on, one task is halfway through when the other one ends.
     """
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
     threads = sum(worker["nthreads"] for worker in workers)
@@ -104,9 +105,9 @@ def divide_tasks(items: Sequence[_Item], client: Client) -> list[list[_Item]]:
 
 
 def _group_neighbours(indices: Iterable[int]) -> Iterator[list[int]]:
-    """Divide increasing numbers of blocks into ranges that one run is written for.
+    """Divide increasing numbers of blocks into consecutive ranges; each becomes one run.
 
-    They are ranges that :class:`etl.engines.runs.Runs` could have merged itself.
+    :class:`etl.engines.runs.Runs` would merge the same ranges.
     """
     for _, several in itertools.groupby(indices, lambda index: index // FAN_IN):
         group: list[int] = []
@@ -119,15 +120,16 @@ def _group_neighbours(indices: Iterable[int]) -> Iterator[list[int]]:
 
 
 def count_blocks(numbered: list[tuple[int, Block]], *, job: Job) -> int:
-    """Count blocks in a worker, and write a run for each group durably; return their rows."""
-    card, total = worker_card(), 0
-    count = functools.partial(count_block, card, spec=job.spec, max_bad_rows=job.max_bad_rows)
+    """Count blocks in a worker, and write a run for each group durably; return the row count."""
+    gpu = get_worker_gpu()
+    total = 0
+    count = functools.partial(count_block, gpu, spec=job.spec, max_bad_rows=job.max_bad_rows)
     blocks = [block for _, block in numbered]
-    # as many ahead as are merged at once, so that the lanes go on meanwhile
+    # A whole group is counted ahead, so that the lanes stay busy while the group before is merged.
     counting = map_in_order(count, blocks, LANE_THREADS, "lane", ahead=FAN_IN)
     with contextlib.closing(counting) as counted:  # type: ignore[type-var]
         for group in _group_neighbours(index for index, _ in numbered):
-            run = merge_runs(card, list(itertools.islice(counted, len(group))))
+            run = merge_runs(gpu, list(itertools.islice(counted, len(group))))
             write_run(job.work / FIT / run_name(group[0], group[-1] + 1), run)
             total += run.rows
     return total
@@ -135,13 +137,13 @@ def count_blocks(numbered: list[tuple[int, Block]], *, job: Job) -> int:
 
 def encode_units(units: list[Unit], *, job: Job, workflow: tuple[str, str]) -> list[UnitResult]:
     """Encode units in a worker; write their parts, rejected rows and records, durably."""
-    card = worker_card()
-    loaded, on_host = load_once(card.device, *workflow)
+    gpu = get_worker_gpu()
+    loaded, on_host = load_once(gpu.device, *workflow)
 
     def encode_one(unit: Unit) -> list[UnitResult]:
         log.debug("begin %s", unit.file)
         results, written = encode_unit(
-            card, unit, loaded, on_host, job.work, max_bad_rows=job.max_bad_rows
+            gpu, unit, loaded, on_host, job.work, max_bad_rows=job.max_bad_rows
         )
         syncer.add(written, results)
         return results
@@ -151,15 +153,15 @@ def encode_units(units: list[Unit], *, job: Job, workflow: tuple[str, str]) -> l
         return list(itertools.chain.from_iterable(encoded))
 
 
-#: Held while something is made that the tasks of this process share. Two may begin at once, and
-#: lru_cache would then make two of it: tables that fit the card once need not fit it twice.
+#: Held while objects are made that the tasks of this process share. If two tasks begin at once,
+#: lru_cache would make each object twice, and the GPU may not have room for two workflows.
 _making = threading.Lock()
 
 
-def worker_card() -> Card:
-    """Return the card of this process; pinned memory and streams are made once."""
+def get_worker_gpu() -> Gpu:
+    """Return the GPU of this process; pinned memory and streams are made once."""
     with _making:
-        return _get_card(make_device())
+        return _make_gpu(make_device())
 
 
 @functools.lru_cache(maxsize=1)
@@ -169,12 +171,12 @@ def make_device() -> Device:
 
 
 @functools.lru_cache(maxsize=1)
-def _get_card(device: Device) -> Card:
-    return Card(device)
+def _make_gpu(device: Device) -> Gpu:
+    return Gpu(device)
 
 
 def load_once(device: Device, path: str, digest: str) -> tuple[DeviceWorkflow, CompiledWorkflow]:
-    """Load a workflow and copy it to the card; keep the last one loaded.
+    """Load a workflow and copy it to the GPU; keep the last one loaded.
 
     See :func:`etl.engines.workers._load_once`.
     """
@@ -192,17 +194,17 @@ def _load(device: Device, path: str, digest: str) -> tuple[DeviceWorkflow, Compi
 
 
 def compare_counts(job: Job, block: Block) -> str:
-    """Count a block on the card and on the host; return what differs, "" for nothing."""
+    """Count a block on the GPU and on the host; return what differs, "" for nothing."""
 
-    def compute_on_card() -> Mapping[str, np.ndarray]:
-        card = worker_card()
-        counted = count_block(card, block, job.spec, max_bad_rows=job.max_bad_rows)
-        return _name_arrays(merge_runs(card, [counted]), job.spec)
+    def compute_on_gpu() -> Mapping[str, np.ndarray]:
+        gpu = get_worker_gpu()
+        counted = count_block(gpu, block, job.spec, max_bad_rows=job.max_bad_rows)
+        return _name_arrays(merge_runs(gpu, [counted]), job.spec)
 
     def compute_on_host() -> Mapping[str, np.ndarray]:
         return _name_arrays(host.count_block(block, job.spec, job.max_bad_rows), job.spec)
 
-    return _compare(compute_on_card, compute_on_host)
+    return _compare(compute_on_gpu, compute_on_host)
 
 
 def _name_arrays(run: SortedRun, spec: FeatureSpec) -> dict[str, np.ndarray]:
@@ -213,7 +215,7 @@ def _name_arrays(run: SortedRun, spec: FeatureSpec) -> dict[str, np.ndarray]:
 
 
 def compare_codes(job: Job, unit: Unit, workflow: tuple[str, str]) -> str:
-    """Encode and write a unit on the card and on the host; return what differs, "" for nothing.
+    """Encode and write a unit on the GPU and on the host; return what differs, "" for nothing.
 
     Args:
         job: The job.
@@ -221,13 +223,13 @@ def compare_codes(job: Job, unit: Unit, workflow: tuple[str, str]) -> str:
         workflow: The path of the saved workflow, and the digest of its description.
     """
     with tempfile.TemporaryDirectory(dir=job.work, prefix="compared") as temporary:
-        ours, theirs = Path(temporary, "card"), Path(temporary, "host")
+        ours, theirs = Path(temporary, "gpu"), Path(temporary, "host")
 
-        def compute_on_card() -> Mapping[str, np.ndarray]:
-            card = worker_card()
-            loaded, on_host = load_once(card.device, *workflow)
+        def compute_on_gpu() -> Mapping[str, np.ndarray]:
+            gpu = get_worker_gpu()
+            loaded, on_host = load_once(gpu.device, *workflow)
             _, written = encode_unit(
-                card, unit, loaded, on_host, ours, max_bad_rows=job.max_bad_rows
+                gpu, unit, loaded, on_host, ours, max_bad_rows=job.max_bad_rows
             )
             publish(written)
             return _read_columns(ours / PARTS / unit.file)
@@ -238,7 +240,7 @@ def compare_codes(job: Job, unit: Unit, workflow: tuple[str, str]) -> str:
             publish(written)
             return _read_columns(theirs / PARTS / unit.file)
 
-        return _compare(compute_on_card, compute_on_host)
+        return _compare(compute_on_gpu, compute_on_host)
 
 
 def _read_columns(part: Path) -> dict[str, np.ndarray]:
@@ -247,11 +249,11 @@ def _read_columns(part: Path) -> dict[str, np.ndarray]:
 
 
 def _compare(
-    on_card: Callable[[], Mapping[str, Any]], on_host: Callable[[], Mapping[str, Any]]
+    on_gpu: Callable[[], Mapping[str, Any]], on_host: Callable[[], Mapping[str, Any]]
 ) -> str:
     """Return what differs, "" for nothing, or where the host raises an error."""
     try:
         expected = on_host()
     except ClickLogError:  # the run will raise it, at the row that comes first
         return ""
-    return find_difference(on_card, expected, _TOLERANCE)
+    return find_difference(on_gpu, expected, _TOLERANCE)
