@@ -71,7 +71,7 @@ def test_other_formats_versions_and_digests(described: Path) -> None:
         SchemaError, "reads 3; nvt-torchrec 9 wrote", format_version=4, versions={"nvt-torchrec": 9}
     )
     expect(BadInputError, "not what was written", rows=5, sign=False)
-    expect(BadInputError, "damaged: rows is 'x'", rows="x")
+    expect(BadInputError, "damaged: rows: expected an integer, got 'x'", rows="x")
     expect(BadInputError, "damaged: a file has one digest", files={"data": {"bytes": 4}})
     expect_own_errors(
         described,

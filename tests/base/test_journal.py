@@ -82,7 +82,10 @@ def test_a_new_plan_discards_the_records(tmp_path: Path) -> None:
     journal.begin({"seed": 2})
     assert journal.read_finished(int) == {}
     (tmp_path / "plan.json").write_text('{"seed": "x"}')
-    with pytest.raises(BadInputError, match=r"plan\.json: damaged: seed is 'x'.*\n.*--restart"):
+    with pytest.raises(
+        BadInputError,
+        match=r"plan\.json: damaged: seed: expected an integer, got 'x'.*\n.*--restart",
+    ):
         journal.read_plan(dict[str, int], "begin again with --restart")
 
 

@@ -76,7 +76,11 @@ def test_a_flipped_bit_ends_no_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "what"),
-    [(b"", "does not end"), (b"x" * 100, "does not end"), (b"\xff\xff\xff\x7fPAR1", "bytes in a")],
+    [
+        (b"", "does not end"),
+        (b"x" * 100, "does not end"),
+        (b"\xff\xff\xff\x7fPAR1", "the file has 8"),
+    ],
 )
 def test_what_is_no_footer(tmp_path: Path, content: bytes, what: str) -> None:
     (tmp_path / "file").write_bytes(content)

@@ -210,7 +210,7 @@ def test_values_that_need_a_key(tmp_path: Path) -> None:
 def test_lines_that_end_with_carriage_returns(tmp_path: Path) -> None:
     path = write(tmp_path / "a log.csv", clicks(50))
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r"))
-    with pytest.raises(BadInputError, match=r"lines end with .r alone\n.*tr .* '.*/a log.csv' >"):
+    with pytest.raises(BadInputError, match=r"lines end with .r only\n.*tr .* '.*/a log.csv' >"):
         guess(str(path))
 
 

@@ -350,7 +350,7 @@ def test_what_is_kept_is_checked_before_a_day_is_added(tmp_path: Path) -> None:
             "",
             '[[categorical]]\nnames = "both"\nfrom = ["item", "user"]\nderive = "cross"\n'
             "hash_buckets = 9",
-            "column both is made of item, user",
+            "column both depends on item, user",
         ),
         (STARS, "", EVENTS.replace('of = "item"', 'of = ["user", "item"]'), "it reveals the label"),
         (STARS, "popularity = -1", "", "popularity = -1"),

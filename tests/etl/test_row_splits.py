@@ -210,7 +210,7 @@ def test_files_that_cannot_be_used(raw: Path, tmp_path: Path) -> None:
 
     with pytest.raises(BadInputError, match=r"test = 'x\*' matches no file; there are day_0.csv"):
         found(test_files=("x*",))
-    with pytest.raises(BadInputError, match=r"day_0\.csv: is for train and for test"):
+    with pytest.raises(BadInputError, match=r"day_0\.csv: belongs to train and to test"):
         found(test_files=("day_0*",))
     with pytest.raises(SettingsError, match="name files below the input directory"):
         found(test_files=("a/../../b",))

@@ -255,7 +255,7 @@ def test_a_drawn_row_has_the_vector_of_its_item(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("13,0,1,0.5|1,1|2", "line 12: column embedding: 2 values instead of 3: a vector has"),
+        ("13,0,1,0.5|1,1|2", "line 12: column embedding: 2 values instead of 3: expected a vector"),
         ("13,0,1,1|2|3|4,1|2", "line 12: column embedding: 4 values instead of 3"),
         ("13,0,1,1|x|3,1|2", "line 12: column embedding: 'x': expected a number"),
         ("13,0,1,1||3,1|2", "line 12: column embedding: '': a list must not hold"),

@@ -154,7 +154,7 @@ def test_a_store_without_its_first_part_is_refused(tmp_path):
 def test_files_that_are_written_to_are_noticed(tmp_path):
     stores, _, _ = _stores(tmp_path)
     _truncate(tmp_path / "text" / "7" / "values.npy")
-    with pytest.raises(BadInputError, match="cut short"):
+    with pytest.raises(BadInputError, match="written to or truncated"):
         stores.check()
 
 

@@ -182,7 +182,9 @@ def test_threads_touch_the_device_of_their_rank_only(tmp_path, libcudf, monkeypa
     touched, device = fake_cuda.install(monkeypatch), torch.device("cuda:3")
     monkeypatch.setattr(gpu, "get_stream", lambda device, _: fake_cuda.Stream(device))
     builder = gpu.PinnedBuilder(read_dataset(tmp_path / "train"), device)
-    block = SimpleNamespace(to=lambda _: block, tensors={}, batches=lambda steps, _: iter([steps]))
+    block = SimpleNamespace(
+        to=lambda _: block, tensors={}, iterate_batches=lambda steps, _: iter([steps])
+    )
     batch = SimpleNamespace(labels=torch.zeros(1))
     produced = iter([(batch, block)] * 3)
     ignore = [lambda _: None] * 2

@@ -262,7 +262,7 @@ def test_a_history_that_gives_the_label_away(
     root = write_past(tmp_path / "split", lambda past: past[-1][0] % 2 if past else 0.5, keys=20)
     train_here(f"--binary_path={root}", "--batch_size=128", "--max_events=1")
     assert re.search(
-        r"too good to be true\n.*look at column recent\.cat_2, alone 1\.0", caplog.text
+        r"too good to be true\n.*look at column recent\.cat_2, which alone has 1\.0", caplog.text
     )
 
 

@@ -79,5 +79,5 @@ def test_a_store_that_is_cut_short_in_use_is_noticed(made, tmp_path: Path) -> No
     encoded = workflow.transform(raw)
     file = tmp_path / "workflow/vectors/text/0/values.npy"
     os.truncate(file, file.stat().st_size // 2)
-    with pytest.raises(BadInputError, match="cut short"):
+    with pytest.raises(BadInputError, match="written to or truncated"):
         workflow.take_vectors(encoded)
