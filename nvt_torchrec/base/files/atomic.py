@@ -321,11 +321,11 @@ def new_directory(path: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)  # left by a run that was killed
             temporary.mkdir(parents=True)
             yield temporary
-            for resolve_inside in (temporary, *temporary.rglob("*")):
-                if resolve_inside.is_dir():
-                    fsync_directory(resolve_inside)
+            for path_inside in (temporary, *temporary.rglob("*")):
+                if path_inside.is_dir():
+                    fsync_directory(path_inside)
                 else:
-                    with open(resolve_inside, "rb") as opened:  # may be a link to a read-only file
+                    with open(path_inside, "rb") as opened:  # may be a link to a read-only file
                         os.fsync(opened.fileno())
             os.rename(temporary, path)
             fsync_directory(path.parent)
