@@ -46,6 +46,15 @@ def fsync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def get_writer_id() -> int:
+    """Return the id of this thread, which makes names of temporary files unique on a machine.
+
+    A worker of a cluster may still write a file for a run that was interrupted, while another of
+    its threads writes the same file for the run that continues.
+    """
+    return threading.get_native_id()
+
+
 @contextlib.contextmanager
 def atomic_path(path: Path | str) -> Iterator[Path]:
     """Yield a temporary path next to ``path``; on success fsync it and rename it into place.
@@ -57,9 +66,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         OutputError: The directory cannot be written, or the disk is full.
     """
     path = Path(path)
-    # A worker of a cluster may still write a file for a run that was interrupted, while another of
-    # its threads writes it for the run that goes on: the thread is what makes the names differ.
-    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}{TEMPORARY}")
+    temporary = path.with_name(f".{path.name}.{get_writer_id()}{TEMPORARY}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary

@@ -10,7 +10,7 @@ from types import TracebackType
 
 import numpy as np
 
-from nvt_torchrec.base.files.atomic import TEMPORARY, atomic_path, output_errors
+from nvt_torchrec.base.files.atomic import TEMPORARY, atomic_path, get_writer_id, output_errors
 from nvt_torchrec.base.files.mapping import HEADERS, write_header
 
 #: The number of bytes that are copied at once.
@@ -68,7 +68,7 @@ class GrowingArray:
         with output_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             for row in range(1 if rows is None else rows):
-                part = path.with_name(f".{path.name}.{row}.{os.getpid()}{TEMPORARY}")
+                part = path.with_name(f".{path.name}.{row}.{get_writer_id()}{TEMPORARY}")
                 self._stack.callback(part.unlink, missing_ok=True)
                 file = open(part, "wb+")  # noqa: SIM115
                 self._files.append(self._stack.enter_context(file))

@@ -20,7 +20,7 @@ import numpy as np
 
 from nvt_torchrec.base.arrays import to_offsets
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.base.files.atomic import TEMPORARY, output_errors
+from nvt_torchrec.base.files.atomic import TEMPORARY, get_writer_id, output_errors
 from nvt_torchrec.base.files.growing import create_array
 from nvt_torchrec.etl.events import timeline
 from nvt_torchrec.etl.events.extract import flag_type
@@ -77,7 +77,7 @@ def history_dtype(columns: int) -> np.dtype:
 @contextlib.contextmanager
 def _open_whole(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file, renamed to ``path`` once complete. Raises :class:`OutputError`."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
+    temporary = path.with_name(f"{path.name}.{get_writer_id()}{TEMPORARY}")
     with output_errors(path):
         with open(temporary, "wb") as file:
             yield file

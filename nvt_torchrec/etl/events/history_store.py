@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import null_mask, to_numpy
+from nvt_torchrec.base.files.atomic import get_writer_id
 from nvt_torchrec.base.files.growing import GrowingArray
 from nvt_torchrec.base.files.mapping import map_array
 from nvt_torchrec.base.threads import MapTasks, run_each
@@ -245,7 +245,7 @@ class HistoryReader:
         log = self._log
         history = self._history
         paths = [_make_path(log, history, name) for name in log.names]
-        spilled = log.files.scratch(self._group, f"history.{history}.{os.getpid()}.spilled")
+        spilled = log.files.scratch(self._group, f"history.{history}.{get_writer_id()}.spilled")
         dtype = history_dtype(self._columns)
         records, _ = gather_part(paths, dtype, partitions, partition, spilled, MAX_IN_MEMORY)
         return records

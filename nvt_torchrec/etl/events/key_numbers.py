@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from nvt_torchrec.base.files.atomic import delete
+from nvt_torchrec.base.files.atomic import delete, get_writer_id
 from nvt_torchrec.base.files.growing import GrowingArray, create_array
 from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.base.threads import MapTasks, run_each
@@ -102,7 +101,7 @@ def write_keys(key: int, log: EventLog, earlier: EarlierFiles | None) -> None:
 
 
 def _pairs_file(log: EventLog, key: int) -> Path:
-    return log.files.scratch(key, f"{os.getpid()}.pairs")
+    return log.files.scratch(key, f"{get_writer_id()}.pairs")
 
 
 def _read_kept_keys(key: int, log: EventLog, earlier: EarlierFiles) -> list[np.ndarray]:

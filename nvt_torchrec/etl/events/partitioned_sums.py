@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable
 
 import numpy as np
 
 from nvt_torchrec.base.files.artifact import FileEntry
-from nvt_torchrec.base.files.atomic import atomic_path
+from nvt_torchrec.base.files.atomic import atomic_path, get_writer_id
 from nvt_torchrec.base.files.growing import GrowingArray, create_array
 from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.base.threads import MapTasks, run_each
@@ -177,7 +176,7 @@ def join_partitions(group: DividedGroup) -> SummedGroup:
     files = group.log.files
     file = files.directory / kept_file_name(group.number)
     key_moments = KeyMoments(
-        files.scratch(group.number, f"{os.getpid()}.moments"), group_sums.num_labels
+        files.scratch(group.number, f"{get_writer_id()}.moments"), group_sums.num_labels
     )
     with GrowingArray(file, np.int64, EarlierEvents.count_rows(group_sums)) as written:
         for partition in range(group.partitions):

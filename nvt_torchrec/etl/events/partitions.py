@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from nvt_torchrec.base.arrays import to_offsets
+from nvt_torchrec.base.files.atomic import get_writer_id
 from nvt_torchrec.base.files.mapping import map_array
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.etl.events.event_blocks import EventLog, list_pair_keys
@@ -93,8 +93,8 @@ class DividedGroup:
         return self.log.files.scratch(self.number, f"{partition}.trained")
 
     def spilled_file(self, partition: int, name: str) -> Path:
-        """Return the file of an array that is too large for memory, private to this process."""
-        return self.log.files.scratch(self.number, f"{partition}.{os.getpid()}.spilled.{name}")
+        """Return the file of an array that is too large for memory, private to this thread."""
+        return self.log.files.scratch(self.number, f"{partition}.{get_writer_id()}.spilled.{name}")
 
     def list_spilled(self, partition: int) -> list[Path]:
         """Return the existing files of :meth:`spilled_file`."""
